@@ -59,6 +59,7 @@ def load(path: Path) -> Record:
 
 
 def save(path: Path, record: Record) -> None:
+    """Atomically: a reader sees the complete record or the one before. A failure is said and changes nothing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.with_suffix(".new").write_text(json.dumps(record))
@@ -149,6 +150,7 @@ def reason_to_end(record: Record) -> str:
 
 
 def end(record: Record) -> None:
+    """Power this node off; a machine of Azure is deallocated. Counts the tries in the record and saves it first."""
     if SETTINGS.get("TRAINYARD_CLUSTER") == "azure-xeon":
         runpy.run_path(str(Path(__file__).parent / "azure-xeon/end.py"))["end"](record, say, SETTINGS)
         return
@@ -193,6 +195,7 @@ def update(record: Record, before: Record) -> None:
 
 
 def main() -> None:
+    """One look; the timer asks for the next 30 s later. On a node without limits it stops the timer instead."""
     now, before = time.time(), load(RECORD)
     first = first_boot(before, now)
     hours, idle = int(SETTINGS["TRAINYARD_MAX_HOURS"]), int(SETTINGS["TRAINYARD_IDLE_MINUTES"])

@@ -32,6 +32,7 @@ def ask(path: str, headers: dict[str, str], method: str = "GET") -> str:
 
 
 def announce(notice: Notice | None) -> None:
+    """Write the record and tell whoever is logged in; None removes it, as the cloud has changed its mind."""
     if notice is None:
         RECORD.unlink(missing_ok=True)
         return
@@ -47,6 +48,7 @@ def announce(notice: Notice | None) -> None:
 
 
 def main() -> None:
+    """Poll for ever. If the service does not answer, the record stays as it is, and each new error is said once."""
     look = runpy.run_path(str(Path(__file__).parent / os.environ["TRAINYARD_CLUSTER"] / "notice.py"))["notice"]
     last: Notice | None = None
     last_error = ""

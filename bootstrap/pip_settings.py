@@ -37,6 +37,7 @@ def config_files() -> list[Path]:
 
 
 def pip_settings() -> dict[str, list[str]]:
+    """pip's options, such as index-url, with their values. A variable PIP_* wins over every file."""
     settings: dict[str, list[str]] = {}
     for path in config_files():
         parser = configparser.RawConfigParser()
@@ -59,6 +60,7 @@ def usable(option: str, value: str) -> bool:
 
 
 def main() -> None:
+    """Print the lines. An option that uv has not, or whose files are not on this machine, is left out."""
     exports: dict[str, str] = {}
     for option, values in pip_settings().items():
         usable_values = [value for value in values if usable(option, value)]

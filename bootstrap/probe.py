@@ -6,6 +6,7 @@ import urllib.request
 
 
 def main() -> int:
+    """The exit code. An error of HTTP, of TLS, of the name service or a timeout is 1, with its reason."""
     url, seconds, *text = sys.argv[1:]
     try:
         with urllib.request.urlopen(url, timeout=float(seconds)) as answer:

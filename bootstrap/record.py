@@ -25,6 +25,7 @@ def write(path: str, record: dict[str, object]) -> None:
 
 
 def read(path: str) -> str:
+    """A file's text; empty if there is none."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
@@ -33,6 +34,7 @@ def read(path: str) -> str:
 
 
 def seconds() -> dict[str, float]:
+    """How long each step of the bootstrap has taken that is done, by its name."""
     events = [json.loads(line) for line in read(STATE + "/progress.jsonl").splitlines()]
     return {event["step"]: event["seconds"] for event in events if event["state"] == "done"}
 
@@ -60,11 +62,13 @@ def cpu() -> dict[str, object]:
 
 
 def system_versions() -> dict[str, str]:
+    """Of the kernel that runs, and the distribution's name with its version; empty if it has none."""
     name = re.search(r'^PRETTY_NAME="?([^"\n]*)', read("/etc/os-release"), re.M)
     return {"kernel": os.uname().release, "os": name.group(1) if name else ""}
 
 
 def image() -> None:
+    """Write image.json: what was installed, and how long each step took. The environment is that of bootstrap.sh."""
     record = {
         "image": os.environ["TRAINYARD_IMAGE"],
         "profile": os.environ["TRAINYARD_PROFILE"],
@@ -76,6 +80,7 @@ def image() -> None:
 
 
 def ready() -> None:
+    """Write ready.json, of this boot: what `fab check` compares between the nodes. `time` is seconds of Unix time."""
     baked = json.loads(read(IMAGE_JSON))
     record = WHO | {key: baked[key] for key in ("profile", "collectives", "image")}
     gpus = json.loads(read(STATE + "/gpus.json") or "{}")  # of cuda/gpus.py, which has looked at this boot
@@ -86,6 +91,7 @@ def ready() -> None:
 
 
 def failed(step: str, reason: str) -> None:
+    """Write failed.json: which step, why, and the last 20 lines of the log."""
     log = read(os.environ["LOG"]).splitlines()[-20:]
     record = WHO | {"step": step, "reason": " ".join(reason.split()), "log": log, "time": time.time()}
     write(STATE + "/failed.json", record)

@@ -57,12 +57,14 @@ def train_one_step() -> float:
 
 
 def debian_version(pattern: str) -> str:
+    """The version of the first installed package whose name fits a pattern of the shell; empty: none."""
     command = ["dpkg-query", "-W", "-f", "${db:Status-Abbrev} ${Version}\n", pattern]
     lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
     return next((line.split()[1] for line in lines if line.startswith("ii")), "")
 
 
 def versions() -> dict[str, str]:
+    """The version of all that jobs use, by its name in the record. PackageNotFoundError if a wheel is missing."""
     wanted = PACKAGES | (IPEX if PROFILE == "ipex" else {}) | (CCL if COLLECTIVES == "ccl" else {})
     found = {"python": platform.python_version()}
     found |= {name: metadata.version(package) for name, package in wanted.items()}
@@ -70,6 +72,7 @@ def versions() -> dict[str, str]:
 
 
 def main() -> None:
+    """SystemExit for a library that was not loaded or a wrong sum; rank 0 writes the versions."""
     preloaded()
     total = train_one_step()
     if total != 3:  # ranks 0 and 1 gave 1 and 2

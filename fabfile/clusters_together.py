@@ -42,6 +42,7 @@ class Place:
 
     @property
     def ranks(self) -> int:
+        """Of all its nodes, as its inventory has them."""
         return sum(node.ranks for node in self.backend.nodes())
 
 

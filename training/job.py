@@ -266,6 +266,7 @@ def _rules_of_clusters(job: Job) -> list[tuple[str, bool, str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Print the job in one line. Exit code: 0, or 2 for one that cannot run, with why on stderr."""
     parser = argparse.ArgumentParser(prog="python -m training.job", description="Check a job before it is started.")
     parser.add_argument("command", choices=["check"])
     parser.add_argument("job", type=Path)

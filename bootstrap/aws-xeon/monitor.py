@@ -20,6 +20,7 @@ def network() -> list[int]:
 
 
 def main() -> None:
+    """Send them every EVERY seconds, for ever; what CloudWatch does not take is printed and lost."""
     region = os.environ.get("TRAINYARD_REGION", "us-east-1")
     settings = Config(region_name=region, connect_timeout=5, read_timeout=10)
     cloudwatch = botocore.session.get_session().create_client("cloudwatch", config=settings)

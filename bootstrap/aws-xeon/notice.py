@@ -10,6 +10,8 @@ from urllib.error import HTTPError
 
 
 def notice(ask: Callable[..., str]) -> tuple[datetime | None, str] | None:
+    """The earliest end that EC2 has announced: when, and why; None if there is none. `ask`: as in bootstrap/notice.py,
+    whose errors pass, but for 404: nothing is planned."""
     token = ask("/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT")
 
     def planned(path: str) -> str:

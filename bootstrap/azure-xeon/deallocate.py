@@ -24,6 +24,7 @@ def ask(url: str, headers: dict[str, str], data: bytes | None = None) -> str:
 
 
 def main() -> int:
+    """The exit code, once Azure has taken the request: it then switches the machine off."""
     own = {"Metadata": "true"}
     try:
         token = ask(f"{METADATA}/identity/oauth2/token?api-version=2018-02-01&resource={MANAGER}/", own)

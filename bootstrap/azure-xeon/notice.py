@@ -18,6 +18,8 @@ OWN = {"Metadata": "true"}
 
 
 def notice(ask: Callable[..., str]) -> tuple[datetime | None, str] | None:
+    """The earliest end that Azure has announced for this machine: when, None if it has begun, and why; None if there is
+    none. `ask`: as in bootstrap/notice.py, whose errors pass."""
     events = json.loads(ask("/metadata/scheduledevents?api-version=2020-07-01", OWN))["Events"]
     events = [event for event in events if event["EventType"] in ENDS]
     if not events:

@@ -104,6 +104,7 @@ def check(wanted: dict[str, str]) -> dict[str, str]:
 
 
 def main() -> int:
+    """The exit code. What a machine should have comes from the variables TRAINYARD_*."""
     wanted = {
         key.removeprefix("TRAINYARD_"): value for key, value in os.environ.items() if key.startswith("TRAINYARD_")
     }

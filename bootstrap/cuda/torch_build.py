@@ -51,6 +51,7 @@ def versions(built: list[str]) -> dict[str, str]:
 
 
 def main() -> int:
+    """The exit code: 1 if torch has no code for the architecture, and then nothing is recorded."""
     wanted, *file = sys.argv[1:]
     built = architectures()
     if not serves(built, wanted):

@@ -49,6 +49,7 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
+        """Whether the job is over: it runs again only if it is resumed."""
         return self not in (JobState.PENDING, JobState.RUNNING)
 
 

@@ -41,6 +41,7 @@ class Verdict:
             raise ValueError(f"{self.check}: a {self.level} with mend = {self.mend!r}")
 
     def line(self) -> str:
+        """As `fab check` prints it: level, check, finding and mend, in one line whatever the finding has."""
         text = f"{self.level}  {self.check:<10}  {' '.join(self.found.split())}"
         return f"{text}; mend: {self.mend}" if self.mend else text
 
@@ -72,6 +73,7 @@ def some(texts: Iterable[str], *, between: str = "; ") -> str:
 
 
 def summary(verdicts: Sequence[Verdict], seconds: float) -> str:
+    """How many verdicts have each level, and the seconds that all took: the last line of `fab check`."""
     counts = [f"{sum(v.level == level for v in verdicts)} {level}" for level in ORDER]
     return f"{', '.join(counts)} in {seconds:.1f} s"
 

@@ -35,6 +35,7 @@ class Head:
         self.backend = backend
 
     def close(self) -> None:
+        """Close the connection; the lease stays as it is until it runs out."""
         self.backend.__exit__(None, None, None)
 
     def job(self) -> JobRecord | None:

@@ -30,6 +30,7 @@ class Look:
         self._fleet = Fleet(cluster, _TIMEOUT) if isinstance(cluster, SshCluster) else None
 
     def close(self) -> None:
+        """Close the connections to the nodes; for Kubernetes there are none between two looks."""
         if self._fleet:
             self._fleet.close()
 

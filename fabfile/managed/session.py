@@ -40,6 +40,7 @@ class Pause:
 
     @property
     def is_over(self) -> bool:
+        """Whether the next try may come; before the first `begin` it may."""
         return time.monotonic() >= self.until
 
     def done(self) -> None:

@@ -32,7 +32,7 @@ _DRAIN_SECONDS = 1.0
 _POLL_SECONDS = 0.25  # how often to look whether a silent command has ended while something else holds its output
 
 
-class Channel(Protocol):
+class _Channel(Protocol):
     """The part of paramiko.Channel that is used here."""
 
     status_event: threading.Event
@@ -133,7 +133,7 @@ def exit_status(channel: Any, seconds: float) -> int:
 
 def follow(
     node: str,
-    channel: Channel,
+    channel: _Channel,
     *,
     timeout: float | None = None,
     quiet: float | None = None,
@@ -159,7 +159,7 @@ def follow(
     return _result(node, channel, reason, out, err)
 
 
-def stream(node: str, channel: Channel, *, quiet: float) -> Generator[bytes | Result, None, None]:
+def stream(node: str, channel: _Channel, *, quiet: float) -> Generator[bytes | Result, None, None]:
     """Yield a started command's stdout as it comes, then its Result, which has the end of stderr. Give the command
     up after `quiet` seconds without a byte."""
     out, err = LineSplitter(None), LineSplitter(lambda line: None)
@@ -174,7 +174,7 @@ def stream(node: str, channel: Channel, *, quiet: float) -> Generator[bytes | Re
     yield _result(node, channel, reason, out, err)
 
 
-def _result(node: str, channel: Channel, reason: str, out: LineSplitter, err: LineSplitter) -> Result:
+def _result(node: str, channel: _Channel, reason: str, out: LineSplitter, err: LineSplitter) -> Result:
     """The result of a command whose output has ended, or that was given up for `reason`."""
     for lines in (out, err):
         lines.feed(b"", final=True)
@@ -188,7 +188,7 @@ class Late(Exception):
     """A command did not end, or printed nothing, within its time."""
 
 
-def parts(channel: Channel, timeout: float | None, quiet: float | None) -> Iterator[tuple[bytes, bytes]]:
+def parts(channel: _Channel, timeout: float | None, quiet: float | None) -> Iterator[tuple[bytes, bytes]]:
     """Yield (stdout, stderr) until the output ends, or the command has ended and is silent for _DRAIN_SECONDS. Raises
     Late after `timeout` seconds in all, or `quiet` seconds of silence."""
     deadline = math.inf if timeout is None else time.monotonic() + timeout

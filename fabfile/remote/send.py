@@ -22,7 +22,8 @@ class SendError(Exception):
 class Out(Protocol):
     """What is written to it reaches the command's stdin."""
 
-    def write(self, data: Any, /) -> int: ...
+    def write(self, data: Any, /) -> int:
+        """Send all of these bytes; returns how many. OSError if the command takes none for the `seconds` of `send`."""
 
 
 def send(

@@ -68,6 +68,7 @@ def status(_c: Context, stack: str = "", inventory: str = "", json: bool = False
 
 
 def ask(cluster: SshCluster) -> dict[str, Result]:
+    """Every node's answer, by its name, over connections of its own; one that cannot be reached has a reason in it."""
     with Fleet(cluster, timeout=_REACH_SECONDS) as fleet:
         return ask_over(fleet)
 

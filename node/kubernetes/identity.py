@@ -47,6 +47,7 @@ class Pod:
         return cls(index, *map(str, texts))
 
     def to_record(self) -> files.Record:
+        """What `from_record` reads: every field by its name, as JSON can have it."""
         return asdict(self)
 
 

@@ -65,6 +65,7 @@ class QueuedJob:
         return sbatch.id_of(self.comment) if sbatch.id_of(self.comment) == self.name else ""
 
     def to_record(self) -> dict[str, Any]:
+        """Every field by its name, as JSON can have it: what `fab jobs` gets of a job that is not ours."""
         return asdict(self)
 
 

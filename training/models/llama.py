@@ -50,6 +50,7 @@ class Shape:
 
     @property
     def head_width(self) -> int:
+        """Of queries, keys and values alike: n_head of them are n_embd."""
         return self.n_embd // self.n_head
 
 
@@ -72,7 +73,7 @@ class Rotation:
         return turn(x, self.cos, self.sin)
 
 
-class Linear(nn.Linear):
+class _Linear(nn.Linear):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
 
@@ -80,12 +81,12 @@ class Linear(nn.Linear):
         nn.init.normal_(self.weight, std=0.02)  # as transformers' initializer_range
 
 
-class Embedding(nn.Embedding):
+class _Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=0.02)
 
 
-class RMSNorm(nn.Module):
+class _RMSNorm(nn.Module):
     def __init__(self, width: int, epsilon: float) -> None:
         super().__init__()
         self.epsilon = epsilon
@@ -100,14 +101,14 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.epsilon)
 
 
-class Attention(nn.Module):
+class _Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.n_head, self.n_kv_head, self.head_width = shape.n_head, shape.n_kv_head, shape.head_width
-        self.query = Linear(shape.n_embd, shape.n_embd)
-        self.key = Linear(shape.n_embd, shape.n_kv_head * shape.head_width)
-        self.value = Linear(shape.n_embd, shape.n_kv_head * shape.head_width)
-        self.out = Linear(shape.n_embd, shape.n_embd)
+        self.query = _Linear(shape.n_embd, shape.n_embd)
+        self.key = _Linear(shape.n_embd, shape.n_kv_head * shape.head_width)
+        self.value = _Linear(shape.n_embd, shape.n_kv_head * shape.head_width)
+        self.out = _Linear(shape.n_embd, shape.n_embd)
 
     def forward(self, x: Tensor, rotation: Rotation, layer: int, cache: Cache | None) -> Tensor:
         """Causal: x (rows, length, n_embd) -> the same shape. `rotation` is of x's positions. With a cache, these come
@@ -128,12 +129,12 @@ class Attention(nn.Module):
         return projected
 
 
-class MLP(nn.Module):
+class _MLP(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.gate = Linear(shape.n_embd, shape.intermediate_size)
-        self.up = Linear(shape.n_embd, shape.intermediate_size)
-        self.down = Linear(shape.intermediate_size, shape.n_embd)
+        self.gate = _Linear(shape.n_embd, shape.intermediate_size)
+        self.up = _Linear(shape.n_embd, shape.intermediate_size)
+        self.down = _Linear(shape.intermediate_size, shape.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., n_embd) -> the same shape: SwiGLU (arXiv:2002.05202) without biases."""
@@ -142,13 +143,15 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
+    """A layer: attention and then the MLP, each with an RMSNorm before it, and its input added to its output."""
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
-        self.norm_1 = RMSNorm(shape.n_embd, shape.norm_epsilon)
-        self.attention = Attention(shape)
-        self.norm_2 = RMSNorm(shape.n_embd, shape.norm_epsilon)
-        self.mlp = MLP(shape)
+        self.norm_1 = _RMSNorm(shape.n_embd, shape.norm_epsilon)
+        self.attention = _Attention(shape)
+        self.norm_2 = _RMSNorm(shape.n_embd, shape.norm_epsilon)
+        self.mlp = _MLP(shape)
 
     def forward(
         self, x: Tensor, rotation: Rotation | None = None, layer: int = 0, cache: Cache | None = None
@@ -160,6 +163,8 @@ class Block(nn.Module):
 
 
 class Llama(Model):
+    """A Llama. Weights begin normal with a deviation of 0.02, as transformers' do, and those of the norms at 1."""
+
     shape_class = Shape
     hugging_face_prefix = ""
     vocabulary_parameters = frozenset({"tokens.weight", "out.weight"})
@@ -167,10 +172,10 @@ class Llama(Model):
     def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
         """`dropout` is that of the interface; a job whose model is llama has none (training/job.py)."""
         super().__init__(shape, dropout)
-        self.tokens = Embedding(shape.vocab_size, shape.n_embd)
+        self.tokens = _Embedding(shape.vocab_size, shape.n_embd)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layer))
-        self.norm = RMSNorm(shape.n_embd, shape.norm_epsilon)
-        self.out = None if shape.tie else Linear(shape.n_embd, shape.vocab_size)
+        self.norm = _RMSNorm(shape.n_embd, shape.norm_epsilon)
+        self.out = None if shape.tie else _Linear(shape.n_embd, shape.vocab_size)
 
     @classmethod
     def shape_of(cls, keys: Any, vocab_size: int) -> Shape:

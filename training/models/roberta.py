@@ -68,7 +68,7 @@ class WindowDropout:
         return (x * kept).div_(1 - self.probability)
 
 
-class Attention(nn.Module):
+class _Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.n_head = shape.n_head
@@ -95,7 +95,7 @@ class Attention(nn.Module):
         return projected
 
 
-class MLP(nn.Module):
+class _MLP(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.up = nn.Linear(shape.n_embd, 4 * shape.n_embd)
@@ -108,11 +108,13 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
+    """A layer: attention and then the MLP, each with its input added to its output and a LayerNorm after that."""
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.attention = Attention(shape)
+        self.attention = _Attention(shape)
         self.norm_1 = nn.LayerNorm(shape.n_embd)
-        self.mlp = MLP(shape)
+        self.mlp = _MLP(shape)
         self.norm_2 = nn.LayerNorm(shape.n_embd)
 
     def forward(self, x: Tensor, is_token: Tensor | None = None, dropout: WindowDropout | None = None) -> Tensor:
@@ -125,6 +127,8 @@ class Block(nn.Module):
 
 
 class Roberta(Model):
+    """A RoBERTa. Weights begin normal with a deviation of 0.02; biases, <pad> and the unused positions at 0."""
+
     shape_class = Shape
     hugging_face_tokenizer = "RobertaTokenizer"
     vocabulary_parameters = frozenset({"tokens.weight", "out_bias"})
@@ -189,9 +193,7 @@ class Roberta(Model):
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, inputs: Tensor, seeds: Tensor, places: Tensor, targets: Tensor) -> Tensor:
         """The arguments are what `batch` returns; `seeds` is used in training with dropout only."""
-        dropout = None
-        if self.training and self.dropout:
-            dropout = self._dropout(seeds, inputs.device)
+        dropout = self._dropout(seeds, inputs.device) if self.training and self.dropout else None
         return self._loss(self.hidden(inputs, dropout), places, targets)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -225,8 +227,7 @@ class Roberta(Model):
         mask = self.shape.vocab_size - 1
         inputs = [BEGIN, *(mask if token is None else token + FIRST for token in text), STOP]
         blanks = [place for place, token in enumerate(text, 1) if token is None]
-        scores = self.scores(torch.tensor([inputs], device=self.out_bias.device))
-        return scores[0, blanks, FIRST:mask]
+        return self.scores(torch.tensor([inputs], device=self.out_bias.device))[0, blanks, FIRST:mask]
 
     def longest_text(self) -> int:
         return int(self.shape.block_size) - 2

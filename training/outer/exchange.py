@@ -46,6 +46,9 @@ class Own:
 
 
 class Exchange:
+    """A round's exchange under way: it begins when it is made. Its attributes are for the caller once `ended` says so;
+    `missing` and `runs`, for messages, before that as well. `say` is called in its thread."""
+
     def __init__(self, outer: OuterSection, rounds: Rounds, own: Own, say: Callable[[str], None]) -> None:
         self.outer, self.rounds, self.own, self._say = outer, rounds, own, say
         self.parts: Parts | None = None

@@ -23,6 +23,9 @@ Parts = Mapping[int, tuple[int, bytes]]
 
 @dataclass
 class OuterState:
+    """SGD with Nesterov's momentum over the mean of the clusters' differences, as DiLoCo has it (arXiv:2311.08105).
+    Each tensor has the shape (parameters,)."""
+
     rounds: int
     """Rounds that are done."""
     parameters: Tensor

@@ -59,6 +59,7 @@ class Stream:
             yield piece
 
     def read(self, count: int) -> bytes:
+        """The next `count` bytes, in memory at once; EOFError if there are fewer."""
         return b"".join(self.pieces(count))
 
     def result(self) -> Result:

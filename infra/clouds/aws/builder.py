@@ -145,6 +145,8 @@ class BakedProvider(OnceProvider):
     machine = "instance"
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        """Bring the scripts, if they were too large for the user data, and wait for the record. BakeError if the
+        bootstrap failed, OperationError if the machine does not answer; either way it is stopped."""
         with stopped_on_failure(props) as machine:
             if scripts := props.get("scripts"):
                 machine.start()
@@ -159,6 +161,7 @@ class SealedProvider(OnceProvider):
     machine = "instance"
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        """Start the builder, should it have been stopped, and seal it. OperationError, and then it is stopped."""
         with stopped_on_failure(props) as machine:
             machine.start()
             machine.run(_SEAL)

@@ -185,6 +185,7 @@ class ReservedProvider(PlainProvider):
     """A reservation, made before the first node."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        """The id is the reservation's, or NOT_NEEDED. OperationError if there is no room for all nodes at once."""
         name = reserve(props)
         return CreateResult(id_=name, outs={**props, "reservation": name})
 
@@ -193,10 +194,12 @@ class ReservedProvider(PlainProvider):
         return ReadResult(id_=id_ if _nodes(props) else "", outs=props)
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        """A change of _INPUTS replaces it, the old one first. Another number of nodes needs no other reservation."""
         changed = [key for key in _INPUTS if olds[key] != news.get(key)]
         return DiffResult(changes=bool(changed), replaces=changed, delete_before_replace=True)
 
     def delete(self, id_: str, props: dict[str, Any]) -> None:
+        """Cancel it, if it has not ended. OperationError if EC2 refuses: then it costs until its own end."""
         release(props["region"], id_)
 
 
@@ -207,6 +210,7 @@ class ReleasedProvider(OnceProvider):
     delete_before_replace = True
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        """Cancel it, if it has not ended. OperationError if EC2 refuses: then it costs until its own end."""
         release(props["region"], props["reservation"])
         return CreateResult(id_=props["reservation"], outs=props)
 

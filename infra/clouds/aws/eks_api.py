@@ -44,14 +44,17 @@ class ObjectsProvider(PlainProvider):
     """Applies them, and again when they or the cluster have changed."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        """Apply them; OperationError if the API does not take them, or what runs is not ready in time."""
         apply(props)
         return CreateResult(id_=f"{props['cluster']}/{MANAGER}", outs=props)
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        """Another endpoint is another cluster, and replaces the resource; other objects are applied in place."""
         other = olds["endpoint"] != news.get("endpoint")
         return DiffResult(changes=other or olds["digest"] != news.get("digest"), replaces=["endpoint"] if other else [])
 
     def update(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> UpdateResult:
+        """Apply them all again, as `create` does. An object that is no longer among them stays in the cluster."""
         apply(news)
         return UpdateResult(outs=news)
 

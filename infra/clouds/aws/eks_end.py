@@ -40,6 +40,7 @@ class EndsProvider(PlainProvider):
     """The scheduled end of a group's machines."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        """Set the end, `hours` from now. OperationError if AWS refuses: the machines cost until `fab destroy`."""
         return CreateResult(id_=f"{props['group']}/{ACTION}", outs={**props, "ends": schedule(props)})
 
     def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
@@ -54,11 +55,13 @@ class EndsProvider(PlainProvider):
         return ReadResult(id_=id_ if listed else "", outs=props)
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        """Another group replaces the resource; other hours or another region set the end anew."""
         other = olds["group"] != news.get("group")
         changed = [key for key in ("hours", "region") if olds[key] != news.get(key)]
         return DiffResult(changes=other or bool(changed), replaces=["group"] if other else [])
 
     def update(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> UpdateResult:
+        """Set the end anew, in place of the one before: the hours count from now. OperationError as in `create`."""
         return UpdateResult(outs={**news, "ends": schedule(news)})
 
 

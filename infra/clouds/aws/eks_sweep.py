@@ -64,12 +64,16 @@ class SweptProvider(PlainProvider):
     """Makes nothing; its removal is what it is for."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        """Makes no request: what is remembered are the names by which the rest is found later."""
         return CreateResult(id_=f"{unique(props['stack'], props['stack_id'])}/{props['region']}", outs=props)
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        """Never a change: what the cluster left is found by the names that it was made with."""
         return DiffResult(changes=False)
 
     def delete(self, id_: str, props: dict[str, Any]) -> None:
+        """Remove the rest, and look again until nothing new has come for SETTLES_S seconds. OperationError if some of
+        it cannot be removed; then the network stays as well."""
         sweep(props)
 
 

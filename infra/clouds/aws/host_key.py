@@ -38,6 +38,7 @@ class HostKeyProvider(OnceProvider):
     delete_before_replace = True
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        """Wait for the machine's agent, then read the key by it. SsmCommandError if either fails."""
         check = operation.CancellationWatch().check
         machine = ssm.ManagedMachine(props["region"], props["instance"], props["node"], check)
         return CreateResult(id_=props["instance"], outs={**props, "host_key": read(machine)})

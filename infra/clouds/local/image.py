@@ -106,6 +106,8 @@ class ImageProvider(PlainProvider):
     """Create bakes an image that is not in the cache; delete leaves it there."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        """Bake it, unless it is in the cache; if another stack is baking, wait for that one first. `software` is its
+        versions as JSON. OperationError if it cannot be made."""
         stack, image = props["stack"], props["image"]
         watch = operation.CancellationWatch()
         paths.close()
@@ -129,10 +131,12 @@ class ImageProvider(PlainProvider):
         Bake(props["stack"], props["image"], props["user_data"], say, check).run()
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        """Another image replaces the resource, the new one first. Its recipe does not count: the name says it."""
         changed = olds["image"] != news["image"]
         return DiffResult(changes=changed, replaces=["image"] if changed else [], delete_before_replace=False)
 
     def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
+        """Dropped from the state once the cache has it no more: the next `up` bakes it again."""
         return ReadResult(id_="", outs={}) if record(id_) is None else ReadResult(id_=id_, outs=props)
 
     def delete(self, id_: str, props: dict[str, Any]) -> None:

@@ -67,6 +67,8 @@ class NetworkProvider(PlainProvider):
     """Create makes the bridge, or adopts one that a killed `up` has left."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        """Make the bridge with its address, alias and rule of the firewall, or what is missing of them. OperationError
+        if a link of its name is not the stack's, or has another address."""
         stack, gateway = props["stack"], _gateway(props["cidr"])
         name = bridge_name(stack)
         paths.close()
@@ -84,15 +86,18 @@ class NetworkProvider(PlainProvider):
         return CreateResult(id_=name, outs={**props, "bridge": name})
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        """Another stack or network replaces the bridge, the old one first: both would have one name."""
         changed = [key for key in ("stack", "cidr") if olds[key] != news[key]]
         return DiffResult(changes=bool(changed), replaces=changed, delete_before_replace=True)
 
     def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
+        """Dropped from the state if no bridge has the address, as after a reboot of the host: `up` makes it again."""
         link = find(props["stack"])
         there = link is not None and _has_address(link, _gateway(props["cidr"]))
         return ReadResult(id_=id_ if there else "", outs=props if there else {})
 
     def delete(self, id_: str, props: dict[str, Any]) -> None:
+        """Remove the bridge and its rule, then the stack's folder if it is empty. OperationError for another's link."""
         with operation.lock(paths.stack(props["stack"])):
             remove(props["stack"])
         paths.tidy(props["stack"])

@@ -33,6 +33,8 @@ class NodeProvider(PlainProvider):
     """Create adopts an identical running node that a killed `up` has left, and never touches a different one."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        """Returns once the machine's init runs. OperationError if it does not boot, and then nothing of it is left, or
+        if a node with other settings runs in its place; LockBusy while another operation has it."""
         node = machine(props["stack"], props["name"])
         paths.close()
         with operation.lock(paths.stack(node.stack)), operation.lock(node.directory, exclusive=True):
@@ -43,6 +45,7 @@ class NodeProvider(PlainProvider):
         return CreateResult(id_=node.unique_name, outs=outs)
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        """A change of FIXED, or a dead machine, replaces the node, the old one first. New LIMITS it gets as it runs."""
         replaces = [key for key in FIXED if olds.get(key) != news.get(key)]
         # Checked here too, not only by a refresh: a plain `pulumi up` or preview must not report "no changes".
         if not olds["alive"] or not machine(olds["stack"], olds["name"]).is_alive():
@@ -58,12 +61,14 @@ class NodeProvider(PlainProvider):
         return ReadResult(id_=id_, outs={**props, "alive": node.is_alive()})
 
     def update(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> UpdateResult:
+        """Give the running node its new LIMITS: processors, and MiB of memory."""
         node = machine(news["stack"], news["name"])
         with operation.lock(paths.stack(node.stack)), operation.lock(node.directory, exclusive=True):
             _limit(node, news)
         return UpdateResult(outs={**olds, **{key: news[key] for key in LIMITS}})
 
     def delete(self, id_: str, props: dict[str, Any]) -> None:
+        """End the machine and remove its disk, then the stack's folder if it is empty. A missing node is no error."""
         node = machine(props["stack"], props["name"])
         with operation.lock(paths.stack(node.stack)), operation.lock(node.directory, exclusive=True):
             node.remove()

@@ -35,6 +35,7 @@ class Place:
     number: int = 0  # documents before it, over all epochs
 
     def to_json(self) -> dict[str, int]:
+        """Every field by its name: `Place(**...)` is the place again."""
         return asdict(self)
 
 

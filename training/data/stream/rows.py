@@ -95,7 +95,7 @@ def _parquet(fetcher: Fetcher, file: StreamFile, number: int, reading: Reading, 
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise SourceError(f"{where}: reading parquet needs the package pyarrow: pip install pyarrow") from error
-    raw = io.BufferedReader(FetchedFile(fetcher, file), BLOCK)
+    raw = io.BufferedReader(_FetchedFile(fetcher, file), BLOCK)
     try:
         with ParquetFile(pyarrow.PythonFile(raw, "r"), buffer_size=1 << 20, pre_buffer=False) as opened:
             if reading.text_key not in opened.schema_arrow.names:
@@ -125,7 +125,7 @@ def _documents(text: object, where: str, reading: Reading) -> tuple[Document, ..
     return tuple(document for document in (readers.lines(found) if reading.lines else found) if document.text)
 
 
-class FetchedFile(io.RawIOBase):
+class _FetchedFile(io.RawIOBase):
     """A file of a source that can be read anywhere, as pyarrow needs it."""
 
     def __init__(self, fetcher: Fetcher, file: StreamFile) -> None:

@@ -133,6 +133,8 @@ class KubernetesProvider(PlainProvider):
     """Create builds the programs if this machine does not have them, and completes a folder that a killed `up` left."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        """Takes minutes where the programs are yet to be built. UsageError without Go or room on the disk,
+        OperationError if the build fails."""
         paths.close()
         with operation.lock(paths.stack(props["stack"])):
             _make(props["stack"])
@@ -140,21 +142,25 @@ class KubernetesProvider(PlainProvider):
         return CreateResult(id_=f"{props['stack']}-{NAME}", outs=props)
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        """Another stack replaces the folder; other nodes or programs complete it in place, and certificates stay."""
         replaces = ["stack"] if olds["stack"] != news["stack"] else []
         changed = olds["nodes"] != news["nodes"] or olds["programs"] != news["programs"]
         return DiffResult(changes=bool(replaces or changed), replaces=replaces, delete_before_replace=True)
 
     def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
+        """Dropped from the state once the operator's kubeconfig is gone: the next `up` completes the folder."""
         there = kubeconfig(props["stack"]).exists()
         return ReadResult(id_=id_ if there else "", outs=props if there else {})
 
     def update(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> UpdateResult:
+        """Build new versions if there are some, and make what new nodes need. Errors as in `create`."""
         with operation.lock(paths.stack(news["stack"])):
             _make(news["stack"])
             _write(news)
         return UpdateResult(outs={**olds, **news})
 
     def delete(self, id_: str, props: dict[str, Any]) -> None:
+        """Remove the folder, with the jobs' files in it; the programs stay for the next stack."""
         with operation.lock(paths.stack(props["stack"])):
             remove(props["stack"])
         paths.tidy(props["stack"])

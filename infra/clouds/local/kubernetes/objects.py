@@ -97,14 +97,17 @@ class ObjectsProvider(PlainProvider):
     """Applies them, and again when they have changed. They go with the cluster."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        """Apply them; OperationError if the API does not take them, or the operator is not ready in time."""
         apply(props)
         return CreateResult(id_=f"{props['stack']}-objects", outs=props)
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        """Another endpoint is another cluster, and replaces the resource; other objects are applied in place."""
         other = olds["endpoint"] != news["endpoint"]
         return DiffResult(changes=other or olds["digest"] != news["digest"], replaces=["endpoint"] if other else [])
 
     def update(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> UpdateResult:
+        """Apply them all again, as `create` does. An object that is no longer among them stays in the cluster."""
         apply(news)
         return UpdateResult(outs=news)
 

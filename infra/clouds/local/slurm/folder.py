@@ -72,26 +72,31 @@ class SlurmProvider(PlainProvider):
     """Create completes a folder that a killed `up` has left."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        """Make the folder, or complete it. A key and a queue that are there stay; the configuration is written anew."""
         paths.close()
         with operation.lock(paths.stack(props["stack"])):
             _write(props)
         return CreateResult(id_=f"{props['stack']}-{NAME}", outs=props)
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        """Another stack replaces the folder; another configuration or script is written in place."""
         replaces = ["stack"] if olds["stack"] != news["stack"] else []
         changed = [key for key in (CONFIGURATION, *SCRIPTS) if olds.get(key) != news[key]]
         return DiffResult(changes=bool(replaces or changed), replaces=replaces, delete_before_replace=True)
 
     def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
+        """Dropped from the state once slurm.conf is gone: the next `up` completes the folder."""
         there = (path(props["stack"]) / "etc" / "slurm.conf").exists()
         return ReadResult(id_=id_ if there else "", outs=props if there else {})
 
     def update(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> UpdateResult:
+        """Write the configuration and the scripts; nodes that run restart Slurm by themselves."""
         with operation.lock(paths.stack(news["stack"])):
             _write(news)
         return UpdateResult(outs={**olds, **news})
 
     def delete(self, id_: str, props: dict[str, Any]) -> None:
+        """Remove the folder, with the jobs' files in it, then the stack's folder if it is empty."""
         with operation.lock(paths.stack(props["stack"])):
             remove(props["stack"])
         paths.tidy(props["stack"])
