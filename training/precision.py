@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from training.keys import JobError
 from training.models.base import Model
+from training.models.linear import has_faster_matmul, matmul
 
 WORTH = 1.05
 """How many times as fast as fp32 a lower precision must be to be chosen."""
@@ -99,7 +100,7 @@ def matmul_peak(name: str, model: Model, device: torch.device) -> float:
     out = torch.empty(rows, outputs, device=device, dtype=DTYPES[name])
 
     def once() -> None:
-        torch.mm(a, b.t(), out=out)
+        matmul(a, b) if has_faster_matmul(a, b) else torch.mm(a, b.t(), out=out)
 
     return 2 * rows * inputs * outputs / best_time(once, device, seconds=0.5)
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from training.models.linear import has_faster_matmul, matmul
+
 SLICE_BYTES = 128 * 2**20
 """Bytes of a slice's logits in fp32: small enough for the cache, large enough for the matmuls to run at full speed."""
 
@@ -37,6 +39,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
         # One set of buffers for all slices: fresh ones of this size are fresh pages each time, a fifth of the time.
         products = hidden.new_empty((rows, weight.size(0)))
         softmaxes = torch.empty_like(products, dtype=torch.float32)
+        faster = has_faster_matmul(hidden[:rows], weight)
         loss = hidden.new_zeros((), dtype=torch.float32)
         grad_hidden = torch.empty_like(hidden) if training else None
         grad_weight = torch.empty_like(weight, dtype=torch.float32) if training else None
@@ -44,7 +47,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
         for start in range(0, hidden.size(0), rows):
             part, wanted = hidden[start : start + rows], targets[start : start + rows, None]
             product = products[: part.size(0)]
-            logits = torch.mm(part, weight.t(), out=product).float()
+            logits = matmul(part, weight) if faster else torch.mm(part, weight.t(), out=product).float()
             if bias is not None:
                 logits += bias
             softmax = torch.softmax(logits, dim=1, out=softmaxes[: part.size(0)])
@@ -57,7 +60,10 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             if grad_bias is not None:
                 grad_bias += softmax.sum(0)
             gradient = softmax if weight.dtype == torch.float32 else product.copy_(softmax)
-            torch.mm(gradient, weight, out=grad_hidden[start : start + rows])
+            if faster:
+                grad_hidden[start : start + rows] = matmul(gradient, weight.t())
+            else:
+                torch.mm(gradient, weight, out=grad_hidden[start : start + rows])
             if weight.dtype == torch.float32:
                 grad_weight.addmm_(gradient.t(), part, beta=0 if start == 0 else 1)  # 0: ignore the old value
             elif start == 0:

@@ -22,6 +22,7 @@ from torch.nn import functional
 from training.models.base import Model
 from training.models.cache import Cache
 from training.models.cross_entropy import summed_cross_entropy
+from training.models.linear import Linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +44,8 @@ class Attention(nn.Module):
         super().__init__()
         self.n_head = shape.n_head
         self.dropout = dropout
-        self.qkv = nn.Linear(shape.n_embd, 3 * shape.n_embd, bias=shape.bias)
-        self.out = nn.Linear(shape.n_embd, shape.n_embd, bias=shape.bias)
+        self.qkv = Linear(shape.n_embd, 3 * shape.n_embd, bias=shape.bias)
+        self.out = Linear(shape.n_embd, shape.n_embd, bias=shape.bias)
 
     def forward(self, x: Tensor, layer: int, cache: Cache | None) -> Tensor:
         """x (rows, length, n_embd) -> the same shape. Each position sees itself and those before it. With a cache, x is
@@ -71,8 +72,8 @@ class MLP(nn.Module):
 
     def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__()
-        self.up = nn.Linear(shape.n_embd, 4 * shape.n_embd, bias=shape.bias)
-        self.down = nn.Linear(4 * shape.n_embd, shape.n_embd, bias=shape.bias)
+        self.up = Linear(shape.n_embd, 4 * shape.n_embd, bias=shape.bias)
+        self.down = Linear(4 * shape.n_embd, shape.n_embd, bias=shape.bias)
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ from training.models.cache import Cache
 from training.models.counts import intermediate_size
 from training.models.cross_entropy import summed_cross_entropy
 from training.models.elementwise import rms_norm, turn
+from training.models.linear import Linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class Rotation:
         return turn(x, self.cos, self.sin)
 
 
-class _Linear(nn.Linear):
+class _Linear(Linear):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
 

@@ -30,6 +30,7 @@ from training.data.packing import EMPTY, END, PackedWindows
 from training.keys import JobError
 from training.models.base import Model
 from training.models.cross_entropy import summed_cross_entropy
+from training.models.linear import Linear
 
 BEGIN, PAD, STOP, UNKNOWN, FIRST = range(5)
 UNUSED = 3
@@ -72,10 +73,10 @@ class _Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.n_head = shape.n_head
-        self.query = nn.Linear(shape.n_embd, shape.n_embd)
-        self.key = nn.Linear(shape.n_embd, shape.n_embd)
-        self.value = nn.Linear(shape.n_embd, shape.n_embd)
-        self.out = nn.Linear(shape.n_embd, shape.n_embd)
+        self.query = Linear(shape.n_embd, shape.n_embd)
+        self.key = Linear(shape.n_embd, shape.n_embd)
+        self.value = Linear(shape.n_embd, shape.n_embd)
+        self.out = Linear(shape.n_embd, shape.n_embd)
 
     def forward(self, x: Tensor, is_token: Tensor | None, dropout: WindowDropout | None) -> Tensor:
         """x (rows, length, n_embd) -> the same shape; each position sees all where `is_token` is True (None:
@@ -98,8 +99,8 @@ class _Attention(nn.Module):
 class _MLP(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.up = nn.Linear(shape.n_embd, 4 * shape.n_embd)
-        self.down = nn.Linear(4 * shape.n_embd, shape.n_embd)
+        self.up = Linear(shape.n_embd, 4 * shape.n_embd)
+        self.down = Linear(4 * shape.n_embd, shape.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., n_embd) -> the same shape, with the exact GELU (arXiv:1606.08415)."""
@@ -139,7 +140,7 @@ class Roberta(Model):
         self.positions = nn.Embedding(SKIPPED + shape.block_size, shape.n_embd)
         self.norm = nn.LayerNorm(shape.n_embd)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layer))
-        self.out_dense = nn.Linear(shape.n_embd, shape.n_embd)
+        self.out_dense = Linear(shape.n_embd, shape.n_embd)
         self.out_norm = nn.LayerNorm(shape.n_embd)
         self.out_bias = nn.Parameter(torch.zeros(shape.vocab_size))
         self.apply(self._initialise)
