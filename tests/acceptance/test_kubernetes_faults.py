@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -163,6 +164,26 @@ def test_a_machine_gone_for_good_is_gone_on_without(cluster: Project, start: Sta
     cluster.fab("up", "--yes", timeout=300)
     cluster.fab("wait")
     assert "Ready" in kubectl(cluster, "get", "node", machine)
+
+
+def test_jobs_that_wait_together_do_not_keep_machines_from_each_other(cluster: Project, tmp_path: Path) -> None:
+    """All machines are busy, and jobs of three, two and two pods wait; each pod is placed by itself."""
+    (tmp_path / "work").mkdir()
+
+    def launched(name: str, nodes: int, command: str) -> str:
+        words = ["launch", "--workdir", str(tmp_path / "work"), "--name", name, "--nodes", str(nodes), "--queue"]
+        started = cluster.fab(*words, "--detach", "--", "sh", "-c", command).stdout
+        return re.findall(rf"^({name}-\d+)", started, re.M)[0]
+
+    first = launched("first", 3, "sleep 3600")
+    until(lambda: state(cluster, first)["state"] == "RUNNING", 90, f"{first} runs")
+    waiting = [launched(name, nodes, "sleep 1") for name, nodes in (("second", 3), ("third", 2), ("fourth", 2))]
+    found = {job["id"]: job for job in json.loads(cluster.fab("jobs", "--json").stdout)}
+    for job in waiting:
+        assert found[job]["state"] == "PENDING" and f"3 busy with {first} (3)" in found[job]["reason"], found[job]
+    cluster.fab("stop", first, "--now")
+    for job in waiting:
+        until(lambda job=job: state(cluster, job)["state"] == "SUCCEEDED", 180, f"{job} has its turn")  # type: ignore[misc]
 
 
 @pytest.mark.long
