@@ -13,10 +13,9 @@ import pytest
 pytest.register_assert_rewrite("jobs_on_nodes", "jobs_on_slurm", "on_host", "project", "user_programs")
 
 import jobs_on_nodes  # noqa: E402
-from on_host import why_not  # noqa: E402
+from on_host import engines, why_not  # noqa: E402
 from project import Project  # noqa: E402
 
-ENGINES = ("pulumi", "embedded")
 _numbers = itertools.count(int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) * 40)
 
 
@@ -63,7 +62,7 @@ def project(make_project: Callable[..., Project]) -> Project:
     return make_project()
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=engines())
 def any_project(request: pytest.FixtureRequest, make_project: Callable[..., Project]) -> Project:
     """One project on each engine."""
     return make_project(request.param)

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import pytest
 from project import Project
 
 from infra.clouds.local import cgroup, paths
@@ -177,6 +179,11 @@ def _lines(file: Path) -> list[str]:
         return file.read_text().split()
     except OSError:
         return []  # the group went away while we looked
+
+
+def engines() -> list[Any]:
+    """For a test that runs on each engine: where there is pulumi, `make faults` runs it on the embedded one."""
+    return ["pulumi", pytest.param("embedded", marks=[pytest.mark.slow] if shutil.which("pulumi") else [])]
 
 
 def why_not(engine: str) -> str:

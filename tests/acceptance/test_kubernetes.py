@@ -229,6 +229,7 @@ def content(tensor: Any) -> bytes:
     return found
 
 
+@pytest.mark.slow
 def test_a_stopped_job_goes_on_to_the_same_losses(cluster: Project, start: Start) -> None:
     options = ["train.min_lr=0.0006", "--nodes", "2"]
     job = start(ENDLESS, *options)
@@ -267,6 +268,7 @@ def test_what_cannot_start_says_why_in_one_line(cluster: Project, start: Start) 
     assert (shared(cluster) / "runs" / job.id).exists()
 
 
+@pytest.mark.slow
 def test_programs_that_know_nothing_of_us_run_unchanged(cluster: Project, tmp_path: Path) -> None:
     work = user_programs.written(tmp_path / "work")
     user_programs.check_mpi(cluster, work)

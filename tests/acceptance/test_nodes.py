@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from on_host import Traces, boots, groups, members
+from on_host import Traces, boots, engines, groups, members
 from polling import until
 from project import Project
 
@@ -28,7 +28,7 @@ def clusters(make_shared_project: Callable[..., Project]) -> Iterator[dict[str, 
         Traces(project).check_nothing_is_left()
 
 
-@pytest.fixture(params=["pulumi", "embedded"])
+@pytest.fixture(params=engines())
 def cluster(
     request: pytest.FixtureRequest, clusters: dict[str, Project], make_shared_project: Callable[..., Project]
 ) -> Project:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from on_host import Traces, boots, processes
+from on_host import Traces, boots, engines, processes
 from polling import until
 from project import Project
 
@@ -76,7 +76,7 @@ def test_killed_verb_is_recovered(
     traces.check_nothing_is_left()
 
 
-@pytest.mark.parametrize("engine", ["pulumi", "embedded"])
+@pytest.mark.parametrize("engine", engines())
 def test_interrupted_up_needs_no_recover(engine: str, make_project: Callable[..., Project]) -> None:
     """During a bake, where it also holds others off, and while nodes are made."""
     project = make_project(engine)

@@ -107,6 +107,7 @@ def test_a_stopped_job_goes_on_to_the_same_losses(
     assert [line["loss"] for line in metrics(cluster, job.id)] == wanted
 
 
+@pytest.mark.slow
 def test_a_job_ends_with_a_checkpoint_before_its_time_is_over(cluster: Project, start: Start) -> None:
     job = start(ENDLESS, "--nodes", "1", "--time-limit", "40s", step=0)
     assert job.ends(90) == 1
@@ -137,6 +138,7 @@ def test_a_colleagues_job_is_listed_is_in_the_way_and_is_waited_for(cluster: Pro
     assert job.ends(120) == 0, job.text()
 
 
+@pytest.mark.slow
 def test_programs_that_know_nothing_of_us_run_unchanged(cluster: Project, tmp_path: Path) -> None:
     work = user_programs.written(tmp_path / "work")
     user_programs.check_mpi(cluster, work)

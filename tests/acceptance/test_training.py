@@ -230,6 +230,7 @@ def checkpoints(project: Project, job: str) -> list[Path]:
     return sorted((folder(project, job, "node1") / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.slow
 def test_programs_that_know_nothing_of_us_run_unchanged_also_beside_the_head(cluster: Project, tmp_path: Path) -> None:
     work = user_programs.written(tmp_path / "work")
     user_programs.check_mpi(cluster, work)

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from on_host import boots
+from on_host import boots, engines
 from project import Project
 
 from infra.clouds.local import owner, paths
 
 
-@pytest.mark.parametrize("engine", ["pulumi", "embedded"])
+@pytest.mark.parametrize("engine", engines())
 def test_a_name_is_one_users(engine: str, make_project: Callable[..., Project], tmp_path: Path) -> None:
     first = make_project(engine)
     first.configure(nodes=1)
