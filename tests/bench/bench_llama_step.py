@@ -11,22 +11,15 @@ Exit code 1 if one of the size SMALL is below GOAL.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
-import gpt2
-import step_device
-
-sys.path.insert(0, str(gpt2.ROOT))
-
+import step_sides  # first: it finds the modules of training
 import torch
 from accelerate.state import AcceleratorState
 
 from training import optimizer as optimizers
-from training import precision
 from training.checkpoint.state import TrainingState
 from training.models.counts import intermediate_size
 from training.models.llama import Llama, Shape
@@ -115,26 +108,15 @@ def compare(size: str, name: str, args: argparse.Namespace, device: torch.device
     sides = {side: make(shape, mixed, device, args.compile) for side, make in made.items()}
     torch.manual_seed(1)
     data = torch.randint(0, VOCABULARY, (args.steps + 1, args.rows, args.block + 1))
-    seconds: dict[str, list[float]] = {side: [] for side in sides}
-    losses: dict[str, list[float]] = {side: [] for side in sides}
-    for number, windows in enumerate(data):
-        for side in sorted(sides, reverse=number % 2 == 0):
-            begun = time.perf_counter()
-            losses[side].append(sides[side](windows))
-            seconds[side].append(time.perf_counter() - begun)
-    medians = {side: statistics.median(values[1:]) for side, values in seconds.items()}  # the first sets up memory
-    tokens, ratio = args.rows * args.block, medians["theirs"] / medians["ours"]
-    print(
-        f"{size:8} {args.rows}x{args.block} {name:5} {tokens / medians['theirs']:14.0f}"
-        f" {tokens / medians['ours']:10.0f} {ratio:6.2f}   losses {losses['theirs'][0]:.3f} {losses['ours'][0]:.3f}",
-        flush=True,
+    medians, losses = step_sides.in_turns(sides, data)
+    return step_sides.print_row(
+        f"{size:8} {args.rows}x{args.block:<5} {name:5}", args.rows, args.block, medians, losses
     )
-    return ratio
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", default="auto", choices=step_device.CHOICES)
+    parser.add_argument("--device", default="auto", choices=step_sides.CHOICES)
     parser.add_argument("--size", nargs="+", choices=list(SIZES), help="1b on a GPU, else small")
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--block", type=int, default=512)
@@ -142,16 +124,14 @@ def main() -> int:
     parser.add_argument("--precision", nargs="+")
     parser.add_argument("--compile", action="store_true", help="both sides by torch.compile")
     args = parser.parse_args()
-    device = step_device.chosen(args.device)
-    features = torch.cuda.get_device_name() if device.type == "cuda" else gpt2.features()
-    native = device.type == "cuda" or {"avx512_bf16", "amx_bf16"} & set(features.split())
+    device = step_sides.chosen(args.device)
     sizes = args.size or ["1b" if device.type == "cuda" else "small"]
-    precisions = args.precision or precision.candidates(device)[: 2 if native else 1]
+    precisions = args.precision or step_sides.precisions(device)
     print(
         f"Llama, {'compiled' if args.compile else 'eager'}, median of {args.steps} steps in turns,"
-        f" {torch.get_num_threads()} threads, {features}"
+        f" {torch.get_num_threads()} threads, {step_sides.features(device)}"
     )
-    print(f"{'size':8} {'tokens':5} {'':5} {'their tok/s':>14} {'our tok/s':>10} {'ratio':>6}")
+    print(f"{'size':8} {step_sides.HEADINGS}")
     measured = [(size, name, compare(size, name, args, device)) for size in sizes for name in precisions]
     missed = [f"{size} in {name}" for size, name, ratio in measured if size == SMALL and ratio < GOAL]
     print(f"below the goal ({GOAL:g} at the size {SMALL}): {', '.join(missed) or 'none'}")

@@ -12,23 +12,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
-import gpt2
-import step_device
-
-sys.path.insert(0, str(gpt2.ROOT))
-
 import numpy as np
+import step_sides  # first: it finds the modules of training
 import torch
 from accelerate.state import AcceleratorState
 
 from training import optimizer as optimizers
-from training import precision
 from training.checkpoint.state import TrainingState
 from training.data import order
 from training.models.roberta import PAD, Roberta, Shape
@@ -126,42 +119,27 @@ def compare(size: str, name: str, args: argparse.Namespace, device: torch.device
     with torch.device("meta"):  # its weights are not used
         model = Roberta(shape)
     data = batches(model, args.rows, args.steps + 1)
-    seconds: dict[str, list[float]] = {side: [] for side in sides}
-    losses: dict[str, list[float]] = {side: [] for side in sides}
-    for number, batch in enumerate(data):
-        for side in sorted(sides, reverse=number % 2 == 0):
-            begun = time.perf_counter()
-            losses[side].append(sides[side](batch))
-            seconds[side].append(time.perf_counter() - begun)
-    medians = {side: statistics.median(values[1:]) for side, values in seconds.items()}  # the first sets up memory
-    tokens, ratio = args.rows * BLOCK, medians["theirs"] / medians["ours"]
-    print(
-        f"{size:6} {args.rows}x{BLOCK} {name:5} {tokens / medians['theirs']:14.0f} {tokens / medians['ours']:10.0f}"
-        f" {ratio:6.2f}   losses {losses['theirs'][0]:.3f} {losses['ours'][0]:.3f}",
-        flush=True,
-    )
-    return ratio
+    medians, losses = step_sides.in_turns(sides, data)
+    return step_sides.print_row(f"{size:6} {args.rows}x{BLOCK:<5} {name:5}", args.rows, BLOCK, medians, losses)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", default="auto", choices=step_device.CHOICES)
+    parser.add_argument("--device", default="auto", choices=step_sides.CHOICES)
     parser.add_argument("--size", nargs="+", choices=list(SIZES), help="large on a GPU, else base")
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--precision", nargs="+")
     args = parser.parse_args()
-    device = step_device.chosen(args.device)
-    features = torch.cuda.get_device_name() if device.type == "cuda" else gpt2.features()
-    native = device.type == "cuda" or {"avx512_bf16", "amx_bf16"} & set(features.split())
+    device = step_sides.chosen(args.device)
     sizes = args.size or ["large" if device.type == "cuda" else "base"]
-    precisions = args.precision or precision.candidates(device)[: 2 if native else 1]
+    precisions = args.precision or step_sides.precisions(device)
     print(
         f"RoBERTa, dropout {args.dropout}, median of {args.steps} steps in turns,"
-        f" {torch.get_num_threads()} threads, {features}"
+        f" {torch.get_num_threads()} threads, {step_sides.features(device)}"
     )
-    print(f"{'size':6} {'tokens':5} {'':5} {'their tok/s':>14} {'our tok/s':>10} {'ratio':>6}")
+    print(f"{'size':6} {step_sides.HEADINGS}")
     pairs = itertools.product(sizes, precisions)
     missed = [f"{size} in {name}" for size, name in pairs if compare(size, name, args, device) < GOAL]
     print(f"below the goal ({GOAL:g}): {', '.join(missed) or 'none'}")
