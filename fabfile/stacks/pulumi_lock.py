@@ -45,6 +45,18 @@ def half_written(stack: str, root: Path) -> dict[Path, Path | None]:
     return found
 
 
+def must_be_readable(stack: str, root: Path) -> None:
+    """Exit 1 for a state that no repair mends: every command of Pulumi's would go on ending in "EOF", `pulumi stack ls`
+    for another stack's, too. `root` as from `backend_folder`."""
+    for state in sorted(root.glob("stacks/*/*.json")):
+        if _parsed(state) is not None:
+            continue
+        if state.stem != stack:
+            raise Exit(f"{state}: the state of another stack is cut off: fab recover --stack {state.stem}", code=1)
+        remedy = f"put a copy back, or move it away and run: fab recover --stack {stack}"
+        raise Exit(f"{state}: the state is cut off, and Pulumi has no backup of it; {remedy}", code=1)
+
+
 def say_half_written(found: Mapping[Path, Path | None]) -> None:
     """Print each of these files, and how `repair_files` repairs it."""
     for file, backup in found.items():

@@ -48,13 +48,14 @@ def _repair_files(stack: str, backend: Path, yes: bool) -> None:
     """Repair what a killed `pulumi` left half-written, after a question of its own: until then the state cannot be
     read, and what else would change not be listed."""
     found = pulumi_lock.half_written(stack, backend)
-    if not found:
-        return
-    pulumi_lock.say_half_written(found)
-    must_be_answerable(yes)
-    if not yes:
-        ask(f"repair {'this file' if len(found) == 1 else 'these files'}? Then the state of stack {stack} can be read")
-    pulumi_lock.repair_files(stack, backend)
+    if found:
+        pulumi_lock.say_half_written(found)
+        must_be_answerable(yes)
+        if not yes:
+            which = "this file" if len(found) == 1 else "these files"
+            ask(f"repair {which}? Then the state of stack {stack} can be read")
+        pulumi_lock.repair_files(stack, backend)
+    pulumi_lock.must_be_readable(stack, backend)
 
 
 @task

@@ -107,6 +107,24 @@ def test_a_state_that_was_cut_off_is_taken_from_its_backup(backend: Path, remain
     assert pulumi_cli.exists("mine") and state.read_text() == state_of(backend, "mine", ".bak").read_text()
 
 
+def test_a_state_without_a_backup_is_named_with_what_to_do(backend: Path) -> None:
+    state, kept = state_of(backend, "mine"), state_of(backend, "mine").read_text()
+    state.write_text(kept[:100])
+    state_of(backend, "mine", ".bak").unlink()
+    for stack, mend in (
+        ("mine", r"no backup of it; put a copy back, or move it away and run: fab recover --stack mine"),
+        ("other", r"another stack is cut off: fab recover --stack mine"),
+    ):
+        with pytest.raises(Exit):
+            pulumi_cli.exists(stack)
+        with pytest.raises(Exit, match=rf"^{re.escape(str(state))}: .*{mend}$") as refused:
+            recovering.recover(Context(), stack=stack, yes=True)
+        assert refused.value.code == 1
+    state.unlink()
+    assert pulumi_cli.exists("other") and not pulumi_cli.exists("mine")
+    pulumi_lock.must_be_readable("mine", backend)
+
+
 @pytest.mark.parametrize("holder", [{"pid": 1, "hostname": socket.gethostname()}, {"pid": 0, "hostname": "elsewhere"}])
 def test_nothing_is_repaired_while_pulumi_is_at_work(backend: Path, holder: dict[str, object]) -> None:
     broken = state_of(backend, "mine", ".attrs")

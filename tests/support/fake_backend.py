@@ -29,6 +29,7 @@ def play(monkeypatch: pytest.MonkeyPatch, **functions: Callable[..., Any]) -> No
     monkeypatch.setattr(known_hosts, "forget", lambda _stack: None)
     monkeypatch.setattr(pulumi_lock, "backend_folder", lambda: Path("/no/backend"))
     monkeypatch.setattr(pulumi_lock, "half_written", lambda _stack, _backend: {})
+    monkeypatch.setattr(pulumi_lock, "must_be_readable", lambda _stack, _backend: None)
     monkeypatch.setattr(pulumi_lock, "free", lambda _stack, _backend: None)
     monkeypatch.setattr(pulumi_lock, "end_language_hosts", lambda: None)
     monkeypatch.setattr(orphans, "SETTLE_S", 0.0)
