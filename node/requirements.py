@@ -14,6 +14,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -25,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fabfile.launchers import VENV
 
@@ -38,6 +39,8 @@ _ABANDONED = 6 * 3600.0  # seconds after which an environment that was not compl
 _WORDS = 12  # last lines of pip that say why it failed
 _RETRIES = "WARNING: Retrying"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_WHEEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*\.whl")
+_PIECE = 1 << 20
 
 
 _running: list[subprocess.Popen[str]] = []  # the step that runs now, in a process group of its own
@@ -46,20 +49,62 @@ _running: list[subprocess.Popen[str]] = []  # the step that runs now, in a proce
 class RequirementsError(Exception):
     """The environment cannot be made: which step failed, and its last lines; without the node's name."""
 
+    is_cut_off = False
+    """Whether pip has reached no index of packages."""
+
 
 def main(_argv: list[str]) -> int:
-    """Make what stdin asks for, as JSON: {"text": requirements, "folder": of the environments, or empty}. Prints pip's
-    lines on stderr as they come, and as the last line of stdout {"bin": folder} or {"problem": why}. The end of stdin,
-    with which the connection has gone, ends it."""
+    """Make what stdin asks for, as JSON: {"text": requirements, "folder": of the environments, or empty}. With
+    "wheels", pairs of file names and sizes in bytes, their content follows, and pip takes no others. Prints pip's lines
+    on stderr as they come, and as the last line of stdout {"bin": folder} or {"problem": why}, with what wheels have to
+    fit as "fits" if pip has reached no index. The end of stdin, with which the connection has gone, ends it."""
     asked: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
     folder = Path(asked["folder"]) if asked["folder"] else DEFAULT
+    answer: dict[str, Any]
     try:
-        answer = {"bin": str(ensure(asked["text"], folder, lambda line: print(line, file=sys.stderr, flush=True)))}
+        with _received(sys.stdin.buffer, folder, asked.get("wheels")) as wheels:
+            threading.Thread(target=_end_with_stdin, daemon=True).start()
+            made = ensure(asked["text"], folder, lambda line: print(line, file=sys.stderr, flush=True), wheels=wheels)
+        answer = {"bin": str(made)}
     except RequirementsError as error:
         answer = {"problem": str(error)}
+        if error.is_cut_off:
+            answer["fits"] = fits(asked["text"])
     print(json.dumps(answer), flush=True)
     return 1 if "problem" in answer else 0
+
+
+@contextmanager
+def _received(stdin: IO[bytes], folder: Path, wheels: list[tuple[str, int]] | None) -> Iterator[Path | None]:
+    """A folder with these wheels, which are read from stdin, while they are needed; None without any."""
+    if wheels is None:
+        yield None
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="wheels-") as name:
+        for file, size in wheels:
+            if not _WHEEL.fullmatch(file):
+                raise RequirementsError(f"requirements: {file!r} is no wheel's name")
+            left = size
+            with (Path(name) / file).open("wb") as out:
+                while left and (piece := stdin.read(min(left, _PIECE))):
+                    left -= out.write(piece)
+            if left:
+                raise RequirementsError(f"requirements: {file} was cut off {left} bytes before its end")
+        yield Path(name)
+
+
+def fits(text: str, image: Path = Path(f"{PREFIX}{VENV}").parent) -> dict[str, Any]:
+    """What wheels for this node have to fit: its Python, machine and C library, what the image has (`name==version`
+    each), and what the requirements may not change of that."""
+    (packages,) = image.glob("lib/python*/site-packages")
+    return {
+        "python": packages.parent.name.removeprefix("python"),
+        "machine": platform.machine(),
+        "glibc": platform.libc_ver()[1],
+        "has": constraints("", packages),
+        "constraints": constraints(text, packages),
+    }
 
 
 def _end_with_stdin() -> None:
@@ -76,10 +121,11 @@ def ensure(
     on_line: Callable[[str], None] = lambda _line: None,
     image: Path = Path(f"{PREFIX}{VENV}").parent,
     record: Path = IMAGE,
+    wheels: Path | None = None,
 ) -> Path:
     """The folder with `python` and the scripts of the environment for these requirements, made if it is not there.
-    `on_line` gets pip's lines; `image` is the environment underneath, `record` says what the image is made of.
-    RequirementsError."""
+    `on_line` gets pip's lines; `image` is the environment underneath, `record` says what the image is made of;
+    `wheels` is a folder with all wheels that it is made of, and no others are looked for. RequirementsError."""
     name = name_of(text, record)
     link = folder / name
     try:
@@ -87,7 +133,7 @@ def ensure(
         with _locked(folder / f"{name}.lock"):
             if not is_complete(link):
                 _remove_abandoned(folder, name)
-                _make(text, link, on_line, image)
+                _make(text, link, on_line, image, wheels)
             os.utime(link / "made.json")
         _forget_old(folder, name)
     except OSError as error:
@@ -106,7 +152,7 @@ def is_complete(link: Path) -> bool:
     return (link / "made.json").is_file() and (link / "bin" / "python").exists()
 
 
-def _make(text: str, link: Path, on_line: Callable[[str], None], image: Path) -> None:
+def _make(text: str, link: Path, on_line: Callable[[str], None], image: Path, wheels: Path | None) -> None:
     on_line("Making an environment with these packages, which jobs after this one will find")
     new = Path(tempfile.mkdtemp(dir=link.parent, prefix=f"{link.name}-"))
     done = False
@@ -120,8 +166,12 @@ def _make(text: str, link: Path, on_line: Callable[[str], None], image: Path) ->
         (new / "requirements.txt").write_text(text)
         (new / "constraints.txt").write_text("".join(f"{line}\n" for line in constraints(text, under)))
         options = ["--no-input", "--disable-pip-version-check", "--progress-bar=off"]
-        files = ["--constraint", str(new / "constraints.txt"), "--requirement", str(new / "requirements.txt")]
-        _run("pip", [str(new / "bin/python"), "-m", "pip", "install", *options, *files], on_line)
+        wanted = ["--requirement", str(new / "requirements.txt")]
+        if wheels is not None:
+            wanted = ["--no-index", f"--find-links={wheels}", *sorted(map(str, wheels.iterdir()))]
+        if wheels is None or any(wheels.iterdir()):  # none, if the image has all of it
+            files = ["--constraint", str(new / "constraints.txt"), *wanted]
+            _run("pip", [str(new / "bin/python"), "-m", "pip", "install", *options, *files], on_line)
         _copy_scripts(image / "bin", new / "bin")
         (new / "made.json").write_text(json.dumps({"requirements": text, "image": str(image)}))
         temporary = link.with_name(f"{new.name}.link")
@@ -153,7 +203,9 @@ def _run(step: str, argv: list[str], on_line: Callable[[str], None]) -> None:
                 on_line(line.rstrip())
     if process.returncode != 0:
         why = "\n  ".join(last or [f"exit code {process.returncode}"])
-        raise RequirementsError(f"requirements: {step} failed:\n  {why}")
+        error = RequirementsError(f"requirements: {step} failed:\n  {why}")
+        error.is_cut_off = any(line.startswith(_RETRIES) for line in last)
+        raise error
 
 
 def constraints(text: str, packages: Path) -> list[str]:

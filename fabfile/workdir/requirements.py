@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,15 +12,17 @@ from typing import Any
 
 from invoke.exceptions import Exit
 
-from fabfile.output import prefixed, say
+from fabfile.output import plural, prefixed, say
 from fabfile.remote import node_program
 from fabfile.remote.command import TIMED_OUT, follow
 from fabfile.remote.fleet import Connections, results_of
 from fabfile.remote.known_hosts import SshError
+from fabfile.workdir.wheels import Fits, downloaded
 from infra.inventory import Node, SshCluster
 
 _LONGEST = 1 << 20  # bytes of a file of requirements
 _SECONDS = 3600.0  # limit for all downloads and builds
+_PIECE = 1 << 20  # bytes that are sent at once
 _SHOWN = ("Making", "Collecting", "Downloading", "Building", "Installing", "Successfully")
 """How pip's lines begin that are shown as they come."""
 _PATH = re.compile(r"^[./~]|\bfile:|^[^:]+\.(whl|zip|tar\.gz)\s*$")
@@ -73,15 +76,43 @@ def folder_of(cluster: SshCluster) -> str:
 
 def ensure(fleet: Connections, nodes: Sequence[Node], text: str, folder: str = "") -> dict[str, str]:
     """Have the environment for these requirements made on these nodes, unless it is there; returns, by node, the folder
-    with its `python`. `folder`: see `folder_of`; where it is shared, one node is enough. The first node's pip is shown.
-    Exit 1 names the nodes where it failed, with pip's last lines."""
-    made, wrong = results_of(lambda node: _ensure(fleet, node, text, folder, shown=node == nodes[0]), nodes)
+    with its `python`. `folder`: see `folder_of`; where it is shared, one node is enough. For nodes that reach no index,
+    as those of `local`, this machine downloads the packages. The first node's pip is shown. Exit 1 names the nodes
+    where it failed, with pip's last lines."""
+    asked = {"text": text, "folder": folder}
+    answers, wrong = results_of(lambda node: _ask(fleet, node, asked, None, shown=node == nodes[0]), nodes)
+    cut_off: dict[str, list[Node]] = {}
+    for node in nodes:
+        if fits := answers.get(node.name, {}).get("fits"):
+            cut_off.setdefault(json.dumps(fits), []).append(node)
+    for fits, alike in cut_off.items():
+        again, more = _bring(fleet, alike, asked, Fits(**json.loads(fits)))
+        answers, wrong = {**answers, **again}, {**wrong, **more}
+    wrong |= {name: f"{name}: {answer['problem']}" for name, answer in answers.items() if "problem" in answer}
     if wrong:
-        raise Exit("\n".join(wrong.values()), code=1)
-    return made
+        raise Exit("\n".join(wrong[node.name] for node in nodes if node.name in wrong), code=1)
+    return {name: str(answer["bin"]) for name, answer in answers.items()}
 
 
-def _ensure(fleet: Connections, node: Node, text: str, folder: str, *, shown: bool) -> str:
+def _bring(
+    fleet: Connections, nodes: Sequence[Node], asked: dict[str, str], fits: Fits
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Download the packages for nodes that are alike, and have the environment made of them: the nodes' answers, and
+    why others have none."""
+    names = ", ".join(node.name for node in nodes)
+    say(f"{names}: no package index is reached from there: this machine downloads the packages")
+    with tempfile.TemporaryDirectory(prefix="trainyard-") as there:
+        found = downloaded(asked["text"], fits, Path(there))
+        size = sum(wheel.stat().st_size for wheel in found)
+        say(f"{plural(len(found), 'package')}, {size / 1e6:.1f} MB, for {names}")
+        return results_of(lambda node: _ask(fleet, node, asked, found, shown=node == nodes[0]), nodes)
+
+
+def _ask(
+    fleet: Connections, node: Node, asked: dict[str, str], wheels: Sequence[Path] | None, *, shown: bool
+) -> dict[str, Any]:
+    """The answer of node/requirements.py. SshError if there is none."""
+
     def on_line(name: str, stream: str, line: str) -> None:
         if stream == "stderr" and shown and line.startswith(_SHOWN):
             say(prefixed(name, line))
@@ -93,7 +124,11 @@ def _ensure(fleet: Connections, node: Node, text: str, folder: str, *, shown: bo
         channel.exec_command(node_program.command("requirements"))
         # Its input stays open: with the connection ends what runs there.
         with suppress(OSError):  # a node without the program has ended by now, which its exit code says
-            channel.sendall(json.dumps({"text": text, "folder": folder}).encode() + b"\n")
+            channel.sendall(json.dumps({**asked, **_sizes(wheels)}).encode() + b"\n")
+            for wheel in wheels or ():
+                with wheel.open("rb") as file:
+                    while piece := file.read(_PIECE):
+                        channel.sendall(piece)
         result = follow(node.name, channel, timeout=_SECONDS, on_line=on_line)
         if result.exited != node_program.MISSING:
             break
@@ -102,9 +137,12 @@ def _ensure(fleet: Connections, node: Node, text: str, folder: str, *, shown: bo
         connection.close()  # which ends pip there
     try:
         answer: dict[str, Any] = json.loads(result.stdout.strip().splitlines()[-1])
-        problem, made = str(answer.get("problem", "")), str(answer.get("bin", ""))
+        if not {"bin", "problem"} & answer.keys():
+            raise ValueError
     except (ValueError, IndexError):
         raise SshError(result.reason or f"{node.name}: requirements: {result.why}") from None
-    if problem:
-        raise SshError(f"{node.name}: {problem}")
-    return made
+    return answer
+
+
+def _sizes(wheels: Sequence[Path] | None) -> dict[str, list[tuple[str, int]]]:
+    return {} if wheels is None else {"wheels": [(wheel.name, wheel.stat().st_size) for wheel in wheels]}

@@ -251,3 +251,21 @@ def test_a_programs_secret_is_in_every_process_and_on_no_disk(
 ) -> None:
     monkeypatch.setitem(cluster.env, "KEY", "k" * 40)
     user_programs.check_secret(cluster, user_programs.written(tmp_path / "work"), ("node1", "node2", "node3"))
+
+
+@pytest.mark.slow
+def test_packages_that_nodes_cannot_fetch_are_brought_from_here(cluster: Project, tmp_path: Path) -> None:
+    """Really from Python's package index, with what it needs; what the image has, torch among it, is not brought."""
+    (tmp_path / "more.txt").write_text("einops==0.8.1  # pure Python\npeft\n")
+    launch = ["launch", "--workdir", str(tmp_path), "--requirements", str(tmp_path / "more.txt"), "--per", "head"]
+    show = (
+        "import einops, importlib.util, torch; print(einops.__version__, importlib.util.find_spec('peft') is not None)"
+    )
+    first = cluster.fab(*launch, "--", "python", "-c", show, timeout=300).stdout
+    assert "no package index is reached from there: this machine downloads the packages" in first
+    assert re.search(r"^\[node1 rank=0\] 0\.8\.1 True$", first, re.M), first
+    assert "Downloading torch" not in first and re.search(
+        r" packages, \d+\.\d MB, for node1, node2, node3$", first, re.M
+    )
+    again = cluster.fab(*launch, "--", "python", "-c", show, timeout=120).stdout
+    assert "no package index" not in again and "0.8.1 True" in again, "the environment is there"

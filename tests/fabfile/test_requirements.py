@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import small_wheels
 import sshd
 from invoke.exceptions import Exit
 
@@ -81,7 +83,9 @@ def cluster(yard: sshd.Yard, tmp_path: Path) -> SshCluster:
     nodes = []
     for number in (1, 2):
         (tmp_path / f"home{number}").mkdir()
-        environment = {"HOME": str(tmp_path / f"home{number}"), "PIP_CONFIG_FILE": "/dev/null"}
+        # A node of `local` has no route to an index.
+        nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:1/", "PIP_RETRIES": "1", "PIP_CONFIG_FILE": "/dev/null"}
+        environment = {"HOME": str(tmp_path / f"home{number}"), **nowhere}
         server = yard.start(f"127.0.0.{number + 1}", sshd.free_port(), environment=environment)
         nodes.append(server.node(f"node{number}"))
     (yard.servers[0].root / "opt/trainyard/venv").symlink_to(sys.prefix)
@@ -105,3 +109,24 @@ def test_each_node_that_fails_is_named_with_its_step(
         requirements.ensure(fleet, head, "--no-index\n", str(tmp_path / "shared envs"))
         (made,) = (path for path in (tmp_path / "shared envs").iterdir() if path.is_symlink())
         assert (made / "bin/python").exists()
+
+
+def test_nodes_that_reach_no_index_get_the_packages_from_here(
+    cluster: SshCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The packages that the image's environment has, here the tests' own, are not brought."""
+    index = tmp_path / "index"
+    index.mkdir()
+    small_wheels.write(index, "trainyard_extra", "1.0", needs=["numpy", "pyyaml"])
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    head = cluster.nodes[:1]
+    with Fleet(cluster) as fleet:
+        made = requirements.ensure(fleet, head, "trainyard-extra\n", str(tmp_path / "envs"))
+        out = capsys.readouterr().out
+        assert "node1: no package index is reached from there: this machine downloads the packages" in out
+        assert "1 package, 0.0 MB, for node1" in out
+        show = "import numpy, trainyard_extra; print(trainyard_extra.version)"
+        assert subprocess.check_output([f"{made['node1']}/python", "-c", show], text=True) == "1.0\n"
+        with pytest.raises(Exit, match=r"pip on this machine failed:(.|\n)*No matching distribution.*no-such"):
+            requirements.ensure(fleet, head, "no-such-package\n", str(tmp_path / "envs"))

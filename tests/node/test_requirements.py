@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
-import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import small_wheels
 from polling import until
 
 from node import requirements
@@ -22,40 +21,16 @@ from node.requirements import RequirementsError, constraints, ensure
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def wheel(folder: Path, name: str, version: str, needs: str = "", script: bool = False) -> None:
-    """Write a wheel with a module that knows its version, and a script that prints which Python runs it."""
-    info = f"{name}-{version}.dist-info"
-    text = f"import sys\nversion = {version!r}\ndef main(): print(sys.executable, version)\n"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + (
-        f"Requires-Dist: {needs}\n" if needs else ""
-    )
-    files = {
-        f"{name}.py": text,
-        f"{info}/METADATA": metadata,
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    if script:
-        files[f"{info}/entry_points.txt"] = f"[console_scripts]\n{name}-run = {name}:main\n"
-    rows = []
-    for path, content in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(content.encode()).digest()).rstrip(b"=").decode()
-        rows.append(f"{path},sha256={digest},{len(content)}")
-    files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,"]) + "\n"
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
-        for path, content in files.items():
-            archive.writestr(path, content)
-
-
 class Image:
     """An environment as an image has one, with `base` 1.0 in it, and a folder of wheels as its index."""
 
     def __init__(self, folder: Path) -> None:
         self.venv, self.wheels = folder / "venv", folder / "wheels"
         self.wheels.mkdir()
-        wheel(self.wheels, "base", "1.0", script=True)
-        wheel(self.wheels, "base", "2.0", script=True)
-        wheel(self.wheels, "extra", "1.0", needs="base>=1", script=True)
-        wheel(self.wheels, "newer", "1.0", needs="base>=2")
+        small_wheels.write(self.wheels, "base", "1.0", script=True)
+        small_wheels.write(self.wheels, "base", "2.0", script=True)
+        small_wheels.write(self.wheels, "extra", "1.0", needs=["base>=1"], script=True)
+        small_wheels.write(self.wheels, "newer", "1.0", needs=["base>=2"])
         subprocess.run([sys.executable, "-m", "venv", self.venv], check=True, timeout=120)
         pip = [f"{self.venv}/bin/pip", "install", "-q", "--no-index", f"--find-links={self.wheels}", "base==1.0"]
         subprocess.run(pip, check=True, timeout=60, env={"PATH": os.environ["PATH"]})
@@ -125,6 +100,49 @@ def test_an_index_that_is_not_reached_is_said_once(
     with pytest.raises(RequirementsError) as caught:
         ensure("--index-url http://127.0.0.1:1/\nextra\n", tmp_path / "envs", image=image.venv)
     assert str(caught.value).count("Retrying") == 1 and "No matching distribution" in str(caught.value)
+    assert caught.value.is_cut_off
+
+
+def asked(image: Image, folder: Path, sent: list[tuple[str, int]], content: bytes) -> dict[str, Any]:
+    """The program's answer for `extra`, from an index that nobody reaches or, if any are sent, from wheels."""
+    wheels = {"wheels": sent} if content else {}
+    question = {"text": "--index-url http://127.0.0.1:1/\nextra\n", "folder": str(folder / "envs"), **wheels}
+    (folder / "root/opt/trainyard").mkdir(parents=True, exist_ok=True)
+    if not (folder / "root/opt/trainyard/venv").exists():
+        (folder / "root/opt/trainyard/venv").symlink_to(image.venv)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRAINYARD_PREFIX": str(folder / "root")}
+    environment |= {"PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "node.main", "requirements"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        cwd=ROOT,
+    ) as program:
+        assert program.stdin and program.stdout
+        program.stdin.write(json.dumps(question).encode() + b"\n" + content)
+        program.stdin.flush()
+        if len(content) < sum(size for _, size in sent):
+            program.stdin.close()
+        answer: dict[str, Any] = json.loads(program.stdout.read())
+    return answer
+
+
+def test_what_no_index_gives_is_made_of_wheels_that_are_sent(image: Image, tmp_path: Path) -> None:
+    first = asked(image, tmp_path, [], b"")
+    assert "pip failed" in first["problem"] and "base==1.0" in first["fits"]["has"]
+    assert "base==1.0" in first["fits"]["constraints"] and first["fits"]["machine"] == os.uname().machine
+    assert first["fits"]["python"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+    wheel = image.wheels / "extra-1.0-py3-none-any.whl"
+    content = wheel.read_bytes()
+    cut = asked(image, tmp_path, [(wheel.name, len(content))], content[:-7])
+    assert cut == {"problem": f"requirements: {wheel.name} was cut off 7 bytes before its end"}
+    away = asked(image, tmp_path, [("../extra.whl", len(content))], content)
+    assert away == {"problem": "requirements: '../extra.whl' is no wheel's name"}
+    where = Path(asked(image, tmp_path, [(wheel.name, len(content))], content)["bin"])
+    assert version(where, "extra") == "1.0" and version(where, "base") == "1.0", "with the image's package"
+    assert not list((tmp_path / "envs").glob("wheels-*")) and not list(tmp_path.glob("*.whl"))
 
 
 def test_what_needs_another_version_than_the_images_says_which(image: Image, tmp_path: Path) -> None:
