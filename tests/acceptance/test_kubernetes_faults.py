@@ -173,7 +173,9 @@ def test_jobs_that_wait_together_do_not_keep_machines_from_each_other(cluster: P
     def launched(name: str, nodes: int, command: str) -> str:
         words = ["launch", "--workdir", str(tmp_path / "work"), "--name", name, "--nodes", str(nodes), "--queue"]
         started = cluster.fab(*words, "--detach", "--", "sh", "-c", command).stdout
-        return re.findall(rf"^({name}-\d+)", started, re.M)[0]
+        found = re.search(rf"^{name}-\d+", started, re.M)
+        assert found, started
+        return found[0]
 
     first = launched("first", 3, "sleep 3600")
     until(lambda: state(cluster, first)["state"] == "RUNNING", 90, f"{first} runs")
