@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, Start, parts, proces
 from on_host import members
 from polling import until
 from project import Project
+
+from infra import training_operator
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 AGAIN_SECONDS = 60.0
@@ -166,8 +169,25 @@ def test_a_machine_gone_for_good_is_gone_on_without(cluster: Project, start: Sta
     assert "Ready" in kubectl(cluster, "get", "node", machine)
 
 
-def test_jobs_that_wait_together_do_not_keep_machines_from_each_other(cluster: Project, tmp_path: Path) -> None:
-    """All machines are busy, and jobs of three, two and two pods wait; each pod is placed by itself."""
+@contextmanager
+def without_operator(project: Project) -> Iterator[None]:
+    """No pod is made in place of another one meanwhile."""
+    scale = ["--namespace", training_operator.NAMESPACE, "scale", "deployment", training_operator.NAME]
+    kubectl(project, *scale, "--replicas=0")
+    try:
+        pods = ["--namespace", training_operator.NAMESPACE, "get", "pods", "--output=name"]
+        until(lambda: not kubectl(project, *pods), 60, "the operator has ended")
+        yield
+    finally:
+        kubectl(project, *scale, "--replicas=1")
+
+
+def test_jobs_that_wait_together_do_not_hold_machines_that_the_other_one_lacks(
+    cluster: Project, tmp_path: Path
+) -> None:
+    """A job of three pods has two machines, and waits; one of two pods waits as well. The third machine is free again
+    while there is no pod that the first one could place there: had the second one a pod there, both would wait for
+    ever."""
     (tmp_path / "work").mkdir()
 
     def launched(name: str, nodes: int, command: str) -> str:
@@ -177,14 +197,31 @@ def test_jobs_that_wait_together_do_not_keep_machines_from_each_other(cluster: P
         assert found, started
         return found[0]
 
-    first = launched("first", 3, "sleep 3600")
-    until(lambda: state(cluster, first)["state"] == "RUNNING", 90, f"{first} runs")
-    waiting = [launched(name, nodes, "sleep 1") for name, nodes in (("second", 3), ("third", 2), ("fourth", 2))]
-    found = {job["id"]: job for job in json.loads(cluster.fab("jobs", "--json").stdout)}
-    for job in waiting:
-        assert found[job]["state"] == "PENDING" and f"3 busy with {first} (3)" in found[job]["reason"], found[job]
-    cluster.fab("stop", first, "--now")
-    for job in waiting:
+    def machines(job: str) -> dict[str, str]:
+        """Of each of its pods; empty: none."""
+        columns = "--output=custom-columns=NAME:.metadata.name,NODE:.spec.nodeName"
+        lines = kubectl(cluster, "get", "pods", f"--selector=trainyard.dev/job={job}", "--no-headers", columns)
+        return {name: "" if node == "<none>" else node for name, node in map(str.split, lines.splitlines())}
+
+    busy = launched("busy", 1, "sleep 3600")
+    until(lambda: state(cluster, busy)["state"] == "RUNNING", 90, f"{busy} runs")
+    (taken,) = machines(busy).values()
+    large, small = launched("large", 3, "sleep 1"), launched("small", 2, "sleep 1")
+    until(lambda: sorted(map(bool, machines(large).values())) == [False, True, True], 60, f"{large} has two machines")
+    waits = {job["id"]: job["reason"] for job in json.loads(cluster.fab("jobs", "--json").stdout)}
+    assert f"3 busy with {busy} (1), {large} (2)" in waits[small], waits
+    kubectl(cluster, "cordon", taken)
+    try:
+        cluster.fab("stop", busy, "--now")
+        with without_operator(cluster):
+            (missing,) = (name for name, machine in machines(large).items() if not machine)
+            kubectl(cluster, "delete", "pod", missing)
+            kubectl(cluster, "uncordon", taken)
+            time.sleep(10)
+            assert not any(machines(small).values()), "it would never get another one"
+    finally:
+        kubectl(cluster, "uncordon", taken)
+    for job in (large, small):
         until(lambda job=job: state(cluster, job)["state"] == "SUCCEEDED", 180, f"{job} has its turn")  # type: ignore[misc]
 
 
