@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 import time
-from pathlib import Path
 
 import local_nodes  # first: it finds the modules of the tests
-from jobs_on_nodes import ENDLESS, JOB, Start, starting
+from jobs_on_nodes import ENDLESS, JOB, Start
 from jobs_on_slurm import TEXT, metrics, on_head
 from polling import until
 from project import Project
@@ -54,22 +52,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     cidr = f"10.{64 + os.getpid() % 190}.8.0/24"
-    found: dict[str, list[float]] = {name: [] for name in GOALS}
     with local_nodes.ready(3, cidr, scheduler="slurm") as (project, folder):
         (project.root / "job.toml").write_text(JOB.replace('path = "data"', 'path = "/fsx/verbs"'))
         project.fab("prepare", "job.toml", *TEXT, "--yes")
-        print(f"load {os.getloadavg()[0]:.1f}", flush=True)
-        for number in range(asked.rounds):
-            logs = Path(folder) / str(number)
-            logs.mkdir()
-            with starting(project, logs) as start:
-                for name, measure in (("submit", submit), ("spare", spare)):
-                    found[name].append(measure(project, start))
-                    print(f"{name:8} {found[name][-1]:6.1f} s", flush=True)
-    medians = {name: statistics.median(seconds) for name, seconds in found.items()}
-    for name, median in medians.items():
-        print(f"{name:8} median {median:.1f} s (goal {GOALS[name]:g} s)")
-    return int(any(median > GOALS[name] for name, median in medians.items()))
+        measures = {"submit": submit, "spare": spare}
+        return int(not local_nodes.within_goals(project, folder, asked.rounds, measures, GOALS))
 
 
 if __name__ == "__main__":
