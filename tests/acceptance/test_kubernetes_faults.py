@@ -7,17 +7,21 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+import managed_jobs
 import pytest
 import user_programs
 from jobs_on_kubernetes import (
+    NODES,
     kill_machine,
     kubectl,
     kubernetes_of_three,
     machine_of,
     metrics,
     other_inventory,
+    run_dir,
     state,
 )
 from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, Start, parts, process
@@ -163,6 +167,23 @@ def test_a_machine_gone_for_good_is_gone_on_without(cluster: Project, start: Sta
     cluster.fab("up", "--yes", timeout=300)
     cluster.fab("wait")
     assert "Ready" in kubectl(cluster, "get", "node", machine)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
+    cluster: Project, start: Start, tmp_path: Path
+) -> None:
+    def lose(job: str) -> str:
+        """A worker's machine, but not the one with the control plane."""
+        machines = {machine_of(cluster, f"{job}-worker-{number}") for number in (0, 1)}
+        (lost, *_) = sorted(machines - {"node1"})
+        kill_machine(cluster, lost)
+        return lost
+
+    job = managed_jobs.check(cluster, start, tmp_path, partial(run_dir, cluster), lose)
+    until(lambda: not parts(cluster, job), GONE_SECONDS, "nothing of the job is left")
+    assert all("Ready" in kubectl(cluster, "get", "node", node) for node in NODES)
 
 
 @pytest.mark.long

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import managed_jobs
 import pytest
 import user_programs
 from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, Start, process, processes
 from jobs_on_slurm import NODES, metrics, on_head, parts, run_dir, slurm_of_three
+from on_host import cut_power
 from polling import until
 from project import Project
 
@@ -251,6 +253,20 @@ def test_a_small_roberta_from_its_text_to_a_filled_mask(cluster: Project, start:
     assert len(by_nodes[0]) == 5
     for found in by_nodes[1:]:
         assert found == pytest.approx(by_nodes[0], rel=2e-5), "masks depend on seed and step alone"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
+    cluster: Project, start: Start, tmp_path: Path
+) -> None:
+    def lose(_job: str) -> str:
+        cut_power(cluster.stack, "node2")
+        return "node2"
+
+    job = managed_jobs.check(cluster, start, tmp_path, partial(run_dir, cluster), lose)
+    until(lambda: not parts(cluster, job), GONE_SECONDS, "nothing of the job is left")
+    until(lambda: "3 idle" in on_head(cluster, ALL_IDLE), 60, "Slurm is idle again")
 
 
 @pytest.mark.long
