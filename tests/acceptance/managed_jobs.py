@@ -7,12 +7,12 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs_on_nodes import Start
+from jobs_on_nodes import starting
 from on_host import boots
 from polling import until
 from project import Project
@@ -25,78 +25,90 @@ OPTIONS += ["train.timeout=120", DATA]
 PATIENCE = 900.0
 """Seconds for what takes two to four minutes without load."""
 
-RunDir = Callable[[str], Path]
-"""A job's directory in the folder that the nodes share, as this machine sees it."""
 
-
-def check(project: Project, start: Start, logs: Path, run_dir: RunDir, lose: Callable[[str], str]) -> str:
-    """The job goes on with the machines that are left although nobody manages it, then, with another manager, on all of
-    them, and ends as one that nothing has happened to. `lose`: ends one of a job's machines, not the head, for good,
-    and returns its name. Returns the job's id."""
+def undisturbed(project: Project, runs: Path, logs: Path) -> dict[str, Any]:
+    """The last metrics of the job without a fault; its data are there then. `runs`: the folder with the jobs'
+    directories, as this machine sees it."""
     project.fab("prepare", "smoke", DATA, timeout=300)
-    undisturbed = start(*OPTIONS, step=0, file="smoke")
-    assert undisturbed.ends(PATIENCE) == 0, undisturbed.text()
-    expected = _metrics(run_dir(undisturbed.id))[-1]
-    before = boots(project.stack)
-    job, lost = _without_manager_and_machine(project, logs / "first", run_dir, lose)
-    again = logs / "again"
-    manager = _manage(project, again, "--resume", job)
-    assert manager.wait(PATIENCE) == 0, again.read_text()
-
-    said, state = again.read_text(), _state(run_dir(job))
-    assert f"managed: {lost} replaced" in said and f"managed: {job} SUCCEEDED after 1 replacement" in said, said
-    assert state["state"] == "SUCCEEDED" and len(state["nodes"]) == 3, state
-    same = {name for name, boot in boots(project.stack).items() if boot == before[name]}
-    assert same == before.keys() - {lost}, "the others are as they were"
-    log = project.fab("logs", job).stdout
-    sizes = re.findall(r"attempt \d+: (\d) ranks on ", log)
-    assert sizes[0] == sizes[-1] == "3" and "2" in sizes, log
-    assert f"managed: to be replaced: {lost}: " in log and f"managed: {job} goes on on all 3 nodes again" in log, log
-    _has_every_step_once(_metrics(run_dir(job)), expected)
-    left = [project.home / ".trainyard" / project.stack / "managed", run_dir(job) / "manager.json"]
-    assert [path for path in (*left, run_dir(job) / "resize.json") if path.exists()] == []
-    return job
+    with starting(project, logs) as start:
+        job = start(*OPTIONS, step=0, file="smoke")
+        assert job.ends(PATIENCE) == 0, job.text()
+    return metrics(runs / job.id)[-1]
 
 
-def _without_manager_and_machine(
-    project: Project, log: Path, run_dir: RunDir, lose: Callable[[str], str]
-) -> tuple[str, str]:
-    """Start a managed job, and end one of its machines and its manager; returns the job's id and the machine's name,
-    when it trains on the two others."""
-    manager = _manage(project, log, "smoke", *OPTIONS)
-    until(lambda: "step 100/" in log.read_text(), PATIENCE, lambda: f"step 100:\n{log.read_text()}")
-    (job,) = re.findall(r"^(\S+-\d+): 3 ranks", log.read_text(), re.M)
-    lost = lose(job)
-    os.killpg(manager.pid, signal.SIGKILL)
-    manager.wait()
-
-    def goes_on() -> bool:
-        state = _state(run_dir(job))
-        return state["state"] == "RUNNING" and len(state["nodes"]) == 2 and lost not in state["nodes"]
-
-    until(goes_on, PATIENCE, lambda: f"it needs no manager:\n{(run_dir(job) / 'log').read_text()}")
-    # On Kubernetes the pod that answers may have been on that machine.
-    until(lambda: project.fab("jobs", code=None, timeout=400).returncode == 0, PATIENCE, "the verbs are answered")
-    return job, lost
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def _has_every_step_once(lines: list[dict[str, Any]], expected: dict[str, Any]) -> None:
-    """`expected`: the last metrics of the same job, undisturbed."""
-    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    assert {len(line["rank_seconds"]) for line in lines} == {2, 3}
-    assert lines[-1]["tokens"] == expected["tokens"]
-    # Two ranks sum in another order than three, and two thousand steps of fp32 make something of that.
-    assert lines[-1]["val_loss"] == pytest.approx(expected["val_loss"], rel=5e-3)
+@dataclass
+class Managed:
+    """A managed job that has done a hundred steps, and what writes into `log`: its manager."""
+
+    project: Project
+    run_dir: Path
+    log: Path
+    manager: subprocess.Popen[str]
+    boots: dict[str, tuple[int, int]]
+    """As its machines were when it began."""
+
+    @classmethod
+    def begun(cls, project: Project, runs: Path, log: Path) -> Managed:
+        before, manager = boots(project.stack), _manage(project, log, "smoke", *OPTIONS)
+        until(lambda: "step 100/" in log.read_text(), PATIENCE, lambda: f"step 100:\n{log.read_text()}")
+        (job,) = re.findall(r"^(\S+-\d+): 3 ranks", log.read_text(), re.M)
+        return cls(project, runs / job, log, manager, before)
+
+    @property
+    def id(self) -> str:
+        return self.run_dir.name
+
+    @property
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.run_dir / "state.json").read_text())
+        return found
+
+    def loses_its_manager(self, lost: str) -> None:
+        """It goes on without it, and without the machine that it has just `lost`; then somebody manages it again."""
+        os.killpg(self.manager.pid, signal.SIGKILL)
+        self.manager.wait()
+
+        def goes_on() -> bool:
+            state = self.state
+            return state["state"] == "RUNNING" and len(state["nodes"]) == 2 and lost not in state["nodes"]
+
+        until(goes_on, PATIENCE, lambda: f"it needs no manager:\n{(self.run_dir / 'log').read_text()}")
+        # On Kubernetes the pod that answers the verbs may have been on that machine.
+        until(lambda: self.project.fab("jobs", code=None, timeout=400).returncode == 0, PATIENCE, "verbs are answered")
+        self.log = self.log.with_name("again")
+        self.manager = _manage(self.project, self.log, "--resume", self.id)
+
+    def ends_as(self, expected: dict[str, Any], lost: str) -> None:
+        """On all of its machines, that which it `lost` made again, with each step once and the loss that was to be
+        `expected`. Nothing stays of its manager."""
+        assert self.manager.wait(PATIENCE) == 0, self.log.read_text()
+        said, state, lines = self.log.read_text(), self.state, metrics(self.run_dir)
+        assert f"managed: {lost} replaced, with code and data, in " in said, said
+        assert f"managed: {self.id} SUCCEEDED after 1 replacement" in said, said
+        assert state["state"] == "SUCCEEDED" and len(state["nodes"]) == 3, state
+        same = {name for name, boot in boots(self.project.stack).items() if boot == self.boots[name]}
+        assert same == self.boots.keys() - {lost}, "the others are as they were"
+        assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+        assert len(lines[-1]["rank_seconds"]) == 3 and lines[-1]["tokens"] == expected["tokens"]
+        # Two ranks sum in another order than three, and two thousand steps of fp32 make something of that.
+        assert lines[-1]["val_loss"] == pytest.approx(expected["val_loss"], rel=5e-3)
+        left = [self.project.home / ".trainyard" / self.project.stack / "managed"]
+        left += [self.run_dir / "manager.json", self.run_dir / "resize.json"]
+        assert [path for path in left if path.exists()] == []
+
+    def was_moved_back(self, lost: str) -> None:
+        """It has trained on two machines, and then on three again; its log has the decisions."""
+        log = self.project.fab("logs", self.id).stdout
+        sizes = re.findall(r"attempt \d+: (\d) ranks on ", log)
+        assert sizes[0] == sizes[-1] == "3" and "2" in sizes, log
+        assert {len(line["rank_seconds"]) for line in metrics(self.run_dir)} == {2, 3}
+        assert f"managed: to be replaced: {lost}: " in log, log
+        assert f"managed: {self.id} goes on on all 3 nodes again, from a checkpoint" in log, log
 
 
 def _manage(project: Project, log: Path, *argv: str) -> subprocess.Popen[str]:
     return project.start("train", *argv, "--managed", "--yes", log=log)
-
-
-def _state(run_dir: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run_dir / "state.json").read_text())
-    return found
-
-
-def _metrics(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from jobs_on_kubernetes import (
     kubernetes_of_three,
     metrics,
     other_inventory,
-    run_dir,
     shared,
     trainer_definitions,
 )
@@ -279,15 +277,14 @@ def test_programs_that_know_nothing_of_us_run_unchanged(cluster: Project, tmp_pa
 
 @pytest.mark.slow
 def test_a_sweep_runs_its_jobs_side_by_side_and_compares_them(cluster: Project, tmp_path: Path) -> None:
-    jobs = several_jobs.check_sweep(cluster, partial(run_dir, cluster), tmp_path / "report.html")
+    jobs = several_jobs.check_sweep(cluster, shared(cluster), tmp_path / "report.html")
     until(lambda: not any(parts(cluster, job) for job in jobs), GONE_SECONDS, "nothing of the jobs is left")
 
 
 @pytest.mark.faults
 @pytest.mark.long
 def test_with_a_stack_without_kubernetes_it_trains_one_model(cluster: Project, tmp_path: Path) -> None:
-    folders = partial(run_dir, cluster), shared(cluster) / "meet"
     with another_stack(cluster) as second:
         cluster.fab("prepare", "job.toml", *TEXT, "--yes", "--stack", second)
-        job = several_jobs.check_together(cluster, second, *folders, tmp_path / "report.html")
+        job = several_jobs.check_together(cluster, second, shared(cluster), tmp_path / "report.html")
     until(lambda: not parts(cluster, job), GONE_SECONDS, "nothing of the job is left")

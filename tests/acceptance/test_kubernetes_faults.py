@@ -7,24 +7,23 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import managed_jobs
 import pytest
 import user_programs
 from jobs_on_kubernetes import (
-    NODES,
     kill_machine,
     kubectl,
     kubernetes_of_three,
     machine_of,
     metrics,
     other_inventory,
-    run_dir,
+    shared,
     state,
 )
 from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, Start, parts, process
+from managed_jobs import Managed
 from on_host import members
 from polling import until
 from project import Project
@@ -171,19 +170,19 @@ def test_a_machine_gone_for_good_is_gone_on_without(cluster: Project, start: Sta
 
 @pytest.mark.long
 @pytest.mark.timeout(3000)
-def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
-    cluster: Project, start: Start, tmp_path: Path
-) -> None:
-    def lose(job: str) -> str:
-        """A worker's machine, but not the one with the control plane."""
-        machines = {machine_of(cluster, f"{job}-worker-{number}") for number in (0, 1)}
-        (lost, *_) = sorted(machines - {"node1"})
-        kill_machine(cluster, lost)
-        return lost
-
-    job = managed_jobs.check(cluster, start, tmp_path, partial(run_dir, cluster), lose)
-    until(lambda: not parts(cluster, job), GONE_SECONDS, "nothing of the job is left")
-    assert all("Ready" in kubectl(cluster, "get", "node", node) for node in NODES)
+def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(cluster: Project, tmp_path: Path) -> None:
+    """Its manager is killed as well, in between, and another one takes its place."""
+    runs = shared(cluster) / "runs"
+    expected = managed_jobs.undisturbed(cluster, runs, tmp_path)
+    job = Managed.begun(cluster, runs, tmp_path / "first")
+    machines = {machine_of(cluster, f"{job.id}-worker-{number}") for number in (0, 1)}
+    (lost, *_) = sorted(machines - {"node1"})  # it has the control plane
+    kill_machine(cluster, lost)
+    job.loses_its_manager(lost)
+    job.ends_as(expected, lost)
+    job.was_moved_back(lost)
+    until(lambda: not parts(cluster, job.id), GONE_SECONDS, "nothing of the job is left")
+    assert "Ready" in kubectl(cluster, "get", "node", lost)
 
 
 @pytest.mark.long
