@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from jobs_on_nodes import listed
+from polling import until
 from project import Project
 from shared_folder import share
 
 from infra.clouds.local import nodes
 
 RATES = ("1e-3", "3e-3", "1e-2")
+ROUNDS = 40
+"""So many that a job can be stopped before the last one."""
 MEETING = "/fsx/meet"
 """A folder in the one that the nodes of the first cluster share."""
 
@@ -46,41 +49,56 @@ def check_sweep(project: Project, shared: Path, page: Path) -> list[str]:
     return [*jobs]
 
 
-def check_together(project: Project, second: str, shared: Path, page: Path) -> str:
-    """One model of the cluster with a scheduler and of `second`, a stack without one, which also has the job's tokens.
-    `shared` as above. Returns the id of the first cluster's job."""
-    words = ["train", "job.toml", "outer.every=4", "outer.overlap=1", "checkpoint.every=4", "--with", second]
-    words += ["--exchange", f"file://{MEETING}"]
+def check_together(project: Project, second: str, shared: Path, folder: Path) -> str:
+    """Two models, one after the other, of the cluster with a scheduler and of `second`, a stack without one, which also
+    has the job's tokens; the second one stopped and gone on with. `shared` as above; `folder`: for what is written.
+    Returns the last job's id on the first cluster."""
     bucket = shared / Path(MEETING).name
     bucket.mkdir()
     bucket.chmod(0o777)
     project.fab("run", f"sudo install -d -m 777 {MEETING}", "--stack", second)
+    words = ["train", "job.toml", "--with", second, "--exchange", f"file://{MEETING}"]
+    short = ["outer.every=4", "outer.overlap=1", "checkpoint.every=4"]
     before = listed(project)
-    refused = project.fab(*words, code=2)
+    refused = project.fab(*words, *short, code=2)
     assert f"what {project.stack} has written to file://{MEETING}/job-" in refused.stderr, refused.stderr
     assert listed(project) == before, "nothing was started"
     share(bucket, second, "node1", MEETING)
-    done = project.fab(*words, timeout=600).stdout
-    found = dict(re.findall(r"^(\S+): (job-\d+): \d ranks? on \d nodes?$", done, re.MULTILINE))
-    job, other = found[project.stack], found[second]
-    assert f"{project.stack}: {job}: 3 ranks on 3 nodes\n" in done and f"{second}: {other}: 1 rank on 1 node\n" in done
-    clusters = (project.stack, shared / "runs" / job), (second, _run_dir(second, other))
-    _is_one_model(done, *clusters, step=12)
-    project.fab("report", job, f"{second}:{other}", "--out", str(page))
-    assert f"Trained together with {other} on {second}: 3 rounds, of which 3 had the most clusters" in page.read_text()
-    again = project.fab("train", "--resume", job, "train.steps=16", "--with", second, timeout=600).stdout
-    _is_one_model(again, *clusters, step=16)
-    return job
+    printed = project.fab(*words, *short, timeout=600).stdout
+    ours, theirs = _jobs(project, second, printed)
+    _is_one_model(printed, (project.stack, shared / "runs" / ours), (second, _run_dir(second, theirs)), rounds=3)
+    page = folder / "report.html"
+    project.fab("report", ours, f"{second}:{theirs}", "--out", str(page))
+    assert f"Trained together with {theirs} on {second}: 3 rounds, of which 3 had the most clusters" in page.read_text()
+    log = folder / "log"
+    fab = project.start(*words, f"train.steps={20 * ROUNDS}", "outer.every=20", "outer.overlap=5", log=log)
+    until(lambda: "] round 2 of " in log.read_text(), 300, lambda: f"two rounds:\n{log.read_text()}")
+    ours, theirs = _jobs(project, second, log.read_text())
+    assert "is in the checkpoint" in project.fab("stop", ours).stdout
+    assert "is in the checkpoint" in project.fab("stop", theirs, "--stack", second).stdout
+    assert fab.wait(60) == 1, log.read_text()
+    again = project.fab("train", "--resume", ours, "--with", second, timeout=900).stdout
+    assert f"{ours} SUCCEEDED" in again and f"{theirs} SUCCEEDED" in again, again
+    _is_one_model(again, (project.stack, shared / "runs" / ours), (second, _run_dir(second, theirs)), rounds=ROUNDS)
+    return ours
 
 
-def _is_one_model(printed: str, *clusters: tuple[str, Path], step: int) -> None:
-    """Each of the clusters has done its last round, and has the model that all have. `clusters`: (name, run
-    directory)."""
-    last = f"round {step // 4} of {step // 4}: cluster "
+def _jobs(project: Project, second: str, printed: str) -> tuple[str, str]:
+    """The ids of a job on both clusters, on all nodes that they have."""
+    ours = re.search(rf"^{project.stack}: (job-\d+): 3 ranks on 3 nodes$", printed, re.MULTILINE)
+    theirs = re.search(rf"^{second}: (job-\d+): 1 rank on 1 node$", printed, re.MULTILINE)
+    assert ours and theirs, printed
+    return ours[1], theirs[1]
+
+
+def _is_one_model(printed: str, *clusters: tuple[str, Path], rounds: int) -> None:
+    """Each of the clusters, (name, run directory), has done its last round, and has the model that all have."""
     for stack, _ in clusters:
-        assert re.search(rf"^\[{stack} \S+ rank=0\] {last}", printed, re.MULTILINE), printed
-    models = {(path / f"checkpoints/step-{step:06d}/model.safetensors").read_bytes() for _, path in clusters}
-    assert len(models) == 1
+        line = rf"^\[{stack} \S+ rank=0\] round {rounds} of {rounds}: cluster "
+        assert re.search(line, printed, re.MULTILINE), printed
+    newest = [max((path / "checkpoints").glob("step-*")) for _, path in clusters]
+    assert len({path.name for path in newest}) == 1, newest
+    assert len({(path / "model.safetensors").read_bytes() for path in newest}) == 1
 
 
 def _run_dir(stack: str, job: str) -> Path:

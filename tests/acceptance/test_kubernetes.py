@@ -286,5 +286,5 @@ def test_a_sweep_runs_its_jobs_side_by_side_and_compares_them(cluster: Project, 
 def test_with_a_stack_without_kubernetes_it_trains_one_model(cluster: Project, tmp_path: Path) -> None:
     with another_stack(cluster) as second:
         cluster.fab("prepare", "job.toml", *TEXT, "--yes", "--stack", second)
-        job = several_jobs.check_together(cluster, second, shared(cluster), tmp_path / "report.html")
-    until(lambda: not parts(cluster, job), GONE_SECONDS, "nothing of the job is left")
+        job = several_jobs.check_together(cluster, second, shared(cluster), tmp_path)
+        until(lambda: not parts(cluster, job), GONE_SECONDS, "nothing of the job is left")

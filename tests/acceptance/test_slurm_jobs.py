@@ -148,7 +148,7 @@ def test_programs_that_know_nothing_of_us_run_unchanged(cluster: Project, tmp_pa
 def test_a_sweep_runs_its_jobs_side_by_side_and_compares_them(cluster: Project, tmp_path: Path) -> None:
     jobs = several_jobs.check_sweep(cluster, shared(cluster), tmp_path / "report.html")
     until(lambda: not any(parts(cluster, job) for job in jobs), GONE_SECONDS, "nothing of the jobs is left")
-    assert on_head(cluster, "squeue --noheader") == ""
+    until(lambda: on_head(cluster, "squeue --noheader") == "", 60, "Slurm's queue is empty")
 
 
 @pytest.mark.faults
@@ -156,6 +156,6 @@ def test_a_sweep_runs_its_jobs_side_by_side_and_compares_them(cluster: Project, 
 def test_with_a_stack_without_slurm_it_trains_one_model(cluster: Project, tmp_path: Path) -> None:
     with another_stack(cluster) as second:
         cluster.fab("prepare", "job.toml", *TEXT, "--yes", "--stack", second)
-        job = several_jobs.check_together(cluster, second, shared(cluster), tmp_path / "report.html")
-    until(lambda: not parts(cluster, job), GONE_SECONDS, "nothing of the job is left")
-    assert on_head(cluster, "squeue --noheader") == ""
+        job = several_jobs.check_together(cluster, second, shared(cluster), tmp_path)
+        until(lambda: not parts(cluster, job), GONE_SECONDS, "nothing of the job is left")
+    until(lambda: on_head(cluster, "squeue --noheader") == "", 60, "Slurm's queue is empty")
