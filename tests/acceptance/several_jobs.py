@@ -11,7 +11,7 @@ from typing import Any
 from jobs_on_nodes import listed
 from polling import until
 from project import Project
-from shared_folder import share
+from shared_folder import open_to_all, share
 
 from infra.clouds.local import nodes
 
@@ -54,8 +54,7 @@ def check_together(project: Project, second: str, shared: Path, folder: Path) ->
     has the job's tokens; the second one stopped and gone on with. `shared` as above; `folder`: for what is written.
     Returns the last job's id on the first cluster."""
     bucket = shared / Path(MEETING).name
-    bucket.mkdir()
-    bucket.chmod(0o777)
+    open_to_all(bucket)
     project.fab("run", f"sudo install -d -m 777 {MEETING}", "--stack", second)
     words = ["train", "job.toml", "--with", second, "--exchange", f"file://{MEETING}"]
     short = ["outer.every=4", "outer.overlap=1", "checkpoint.every=4"]

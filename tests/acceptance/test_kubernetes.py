@@ -275,7 +275,6 @@ def test_programs_that_know_nothing_of_us_run_unchanged(cluster: Project, tmp_pa
     user_programs.check_train(cluster, work, lambda job: parts(cluster, job), tmp_path / "fetched")
 
 
-@pytest.mark.slow
 def test_a_sweep_runs_its_jobs_side_by_side_and_compares_them(cluster: Project, tmp_path: Path) -> None:
     jobs = several_jobs.check_sweep(cluster, shared(cluster), tmp_path / "report.html")
     until(lambda: not any(parts(cluster, job) for job in jobs), GONE_SECONDS, "nothing of the jobs is left")
