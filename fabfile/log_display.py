@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from invoke.exceptions import Exit
 
-from fabfile.backends.base import Backend, JobRecord, LogRequest, Unreachable
+from fabfile.backends.base import AnotherMachine, Backend, JobRecord, LogRequest, Unreachable
 from fabfile.output import hint, is_terminal, prefixed, say, width, write
 from fabfile.remote.openssh import MEET, STRANGER
 
@@ -79,8 +79,9 @@ def show(
     leave_out: str = "",
 ) -> JobRecord:
     """Print a log's lines until the job is over, or, without `follow`, the existing ones; returns the job at the end.
-    After a lost connection it connects again, and no line is lost or printed twice. `every`, `label`, `silent`: see
-    Shown. `leave_out`: how the launcher's lines begin that are not printed; empty: all are."""
+    After a lost connection it connects again, and no line is lost or printed twice; Exit 1 if that takes too long, or
+    if another machine answers. `every`, `label`, `silent`: see Shown. `leave_out`: how the launcher's lines begin that
+    are not printed; empty: all are."""
     lost, now = 0.0, request
     with closing(Shown(every, label, silent)) as shown:
         while True:
@@ -100,7 +101,7 @@ def show(
                 if not lost:
                     shown.warn(f"connection to {backend.host} lost, trying again: {error}")
                 lost = lost or time.monotonic()
-                if time.monotonic() - lost > _PATIENCE:
+                if isinstance(error, AnotherMachine) or time.monotonic() - lost > _PATIENCE:
                     again = f"next: fab logs {request.job} --follow"
                     raise Exit(f"{backend.host}: {error}\n{again}", code=1) from None
                 time.sleep(_AGAIN)

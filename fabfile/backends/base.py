@@ -30,6 +30,11 @@ class Unreachable(Exception):
     """The connection failed or was lost; the same request may succeed later. One line."""
 
 
+class AnotherMachine(Unreachable):
+    """It is not the machine of the inventory that answers, as where a node was made again: the same request succeeds
+    only with a newer inventory. One line."""
+
+
 class CannotStart(Exception):
     """The job cannot start now, most often because other jobs have its nodes. One line."""
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("jobs_on_nodes", "jobs_on_slurm", "on_host", "project", "user_programs")
+pytest.register_assert_rewrite("jobs_on_kubernetes", "jobs_on_nodes", "jobs_on_slurm", "managed_jobs", "on_host")
+pytest.register_assert_rewrite("project", "several_jobs", "user_programs")
 
 import jobs_on_nodes  # noqa: E402
 from on_host import engines, why_not  # noqa: E402

@@ -24,6 +24,7 @@ from infra.clouds.local.kubernetes import folder, images, objects, programs
 from infra.inventory import JobKind, KubeCluster, to_json
 
 NODES = ("node1", "node2", "node3")
+TEXT = ["data.source=fabfile/verbs/*.py", "data.train_vocab=300", "data.val_fraction=0.2"]
 TRAINER, TRAINER_VERSION = "github.com/kubeflow/trainer/v2", "v2.2.0"
 TRAINER_SUM = "h1:whChZckEtycLo1UKH/M0hiNaCUozbLvf9JrgmMv+TAg="
 LLAMA = """
@@ -79,8 +80,7 @@ def kubernetes_of_three(project: Project) -> Iterator[Project]:
     (project.root / "job.toml").write_text(JOB.replace('path = "data"', 'path = "/fsx/verbs"'))
     missing = project.fab("train", "job.toml", code=2)
     assert re.search(r"head: .*/fsx/verbs", missing.stderr), missing.stderr
-    text = ["data.source=fabfile/verbs/*.py", "data.train_vocab=300", "data.val_fraction=0.2"]
-    project.fab("prepare", "job.toml", *text, "--yes")
+    project.fab("prepare", "job.toml", *TEXT, "--yes")
     project.fab("prepare", "llama.toml", "--yes")
     yield project
     project.fab("destroy", "--yes")

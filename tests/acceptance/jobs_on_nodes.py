@@ -15,7 +15,7 @@ from on_host import Traces, members
 from polling import until
 from project import Project
 
-from infra.clouds.local import nodes
+from infra.clouds.local import nodes, orphans
 
 JOB = """
 [data]
@@ -151,6 +151,24 @@ def cluster_of_three(project: Project) -> Iterator[Project]:
     yield project
     project.fab("destroy", "--yes")
     Traces(project).check_nothing_is_left()
+
+
+@contextmanager
+def another_stack(project: Project) -> Iterator[str]:
+    """Another stack of one node, ready, whose network has no way to the first one's; nothing is left of it."""
+    name, octets = f"{project.stack}b", project.cidr.split(".")
+    values = {"cidr": ".".join([*octets[:2], str(int(octets[2]) + 20), *octets[3:]]), "nodes": 1}
+    lines = "".join(f'  trainyard:{key}: "{value}"\n' for key, value in values.items())
+    (project.root / "stacks" / f"Pulumi.{name}.yaml").write_text(f"config:\n{lines}")
+    try:
+        project.fab("up", "--yes", "--stack", name, timeout=600)
+        project.fab("wait", "--stack", name)
+        yield name
+        project.fab("destroy", "--yes", "--stack", name)
+        assert orphans.find(name) == []
+    finally:
+        if orphans.find(name):
+            orphans.sweep(name, ())
 
 
 Start = Callable[..., Job]

@@ -34,9 +34,13 @@ def slurm_of_three(project: Project) -> Iterator[Project]:
     Traces(project).check_nothing_is_left()
 
 
+def shared(project: Project) -> Path:
+    """The folder that the nodes share, as this machine sees it."""
+    return slurm_folder.path(project.stack) / "fsx"
+
+
 def run_dir(project: Project, job: str) -> Path:
-    """A job's directory in the shared folder."""
-    return slurm_folder.path(project.stack) / "fsx/runs" / job
+    return shared(project) / "runs" / job
 
 
 def metrics(project: Project, job: str) -> list[dict[str, Any]]:

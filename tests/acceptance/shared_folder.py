@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from pathlib import Path
 
 from on_host import members
 
 _OPEN_TREE, _MOVE_MOUNT = 428, 429  # numbers of the system calls, the same on every processor
 _CLONE, _FROM_EMPTY_PATH, _HERE = 1, 4, -100  # OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH, AT_FDCWD
+_ACL_VERSION, _OWNER, _GROUP, _OTHERS, _ALL, _NO_ID = 2, 1, 4, 0x20, 7, 0xFFFFFFFF  # of access control lists
+
+
+def open_to_all(folder: Path) -> None:
+    """Make a folder in which everybody may write, also in what others put there, as in a bucket: the users of several
+    clusters may have different ids."""
+    folder.mkdir()
+    folder.chmod(0o777)
+    entries = [struct.pack("<HHI", who, _ALL, _NO_ID) for who in (_OWNER, _GROUP, _OTHERS)]
+    os.setxattr(folder, "system.posix_acl_default", b"".join([struct.pack("<I", _ACL_VERSION), *entries]))
 
 
 def share(folder: Path, stack: str, node: str, at: str) -> None:

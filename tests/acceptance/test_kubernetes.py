@@ -12,11 +12,13 @@ from typing import Any
 
 import boundary
 import pytest
+import several_jobs
 import user_programs
 import yaml
 from aws_xeon_program import OWN
 from jobs_on_kubernetes import (
     NODES,
+    TEXT,
     kubectl,
     kubernetes_of_three,
     metrics,
@@ -24,7 +26,7 @@ from jobs_on_kubernetes import (
     shared,
     trainer_definitions,
 )
-from jobs_on_nodes import ENDLESS, GONE_SECONDS, Start, listed, parts, process
+from jobs_on_nodes import ENDLESS, GONE_SECONDS, Start, another_stack, listed, parts, process
 from polling import until
 from project import Project
 
@@ -273,3 +275,17 @@ def test_programs_that_know_nothing_of_us_run_unchanged(cluster: Project, tmp_pa
     work = user_programs.written(tmp_path / "work")
     user_programs.check_mpi(cluster, work)
     user_programs.check_train(cluster, work, lambda job: parts(cluster, job), tmp_path / "fetched")
+
+
+def test_a_sweep_runs_its_jobs_side_by_side_and_compares_them(cluster: Project, tmp_path: Path) -> None:
+    jobs = several_jobs.check_sweep(cluster, shared(cluster), tmp_path / "report.html")
+    until(lambda: not any(parts(cluster, job) for job in jobs), GONE_SECONDS, "nothing of the jobs is left")
+
+
+@pytest.mark.faults
+@pytest.mark.long
+def test_with_a_stack_without_kubernetes_it_trains_one_model(cluster: Project, tmp_path: Path) -> None:
+    with another_stack(cluster) as second:
+        cluster.fab("prepare", "job.toml", *TEXT, "--yes", "--stack", second)
+        job = several_jobs.check_together(cluster, second, shared(cluster), tmp_path)
+        until(lambda: not parts(cluster, job), GONE_SECONDS, "nothing of the job is left")

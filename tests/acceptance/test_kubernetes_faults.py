@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import managed_jobs
 import pytest
 import user_programs
 from jobs_on_kubernetes import (
@@ -20,9 +21,11 @@ from jobs_on_kubernetes import (
     machine_of,
     metrics,
     other_inventory,
+    shared,
     state,
 )
 from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, Start, parts, process
+from managed_jobs import Managed
 from on_host import members
 from polling import until
 from project import Project
@@ -223,6 +226,23 @@ def test_jobs_that_wait_together_do_not_hold_machines_that_the_other_one_lacks(
         kubectl(cluster, "uncordon", taken)
     for job in (large, small):
         until(lambda job=job: state(cluster, job)["state"] == "SUCCEEDED", 180, f"{job} has its turn")  # type: ignore[misc]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(cluster: Project, tmp_path: Path) -> None:
+    """Its manager is killed as well, in between, and another one takes its place."""
+    runs = shared(cluster) / "runs"
+    expected = managed_jobs.undisturbed(cluster, runs, tmp_path)
+    job = Managed.begun(cluster, runs, tmp_path / "first")
+    machines = {machine_of(cluster, f"{job.id}-worker-{number}") for number in (0, 1)}
+    (lost, *_) = sorted(machines - {"node1"})  # it has the control plane
+    kill_machine(cluster, lost)
+    job.loses_its_manager(lost)
+    job.ends_as(expected, lost)
+    job.was_moved_back(lost)
+    until(lambda: not parts(cluster, job.id), GONE_SECONDS, "nothing of the job is left")
+    assert "Ready" in kubectl(cluster, "get", "node", lost)
 
 
 @pytest.mark.long

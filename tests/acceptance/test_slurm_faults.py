@@ -10,11 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import managed_jobs
 import pytest
 import user_programs
 from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, Start, process, processes
-from jobs_on_slurm import NODES, metrics, on_head, parts, run_dir, slurm_of_three
+from jobs_on_slurm import NODES, metrics, on_head, parts, run_dir, shared, slurm_of_three
+from managed_jobs import Managed
+from on_host import cut_power
 from polling import until
 from project import Project
 
@@ -251,6 +255,40 @@ def test_a_small_roberta_from_its_text_to_a_filled_mask(cluster: Project, start:
     assert len(by_nodes[0]) == 5
     for found in by_nodes[1:]:
         assert found == pytest.approx(by_nodes[0], rel=2e-5), "masks depend on seed and step alone"
+
+
+@pytest.fixture(scope="module")
+def expected(cluster: Project, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The last metrics of the managed jobs below, undisturbed."""
+    return managed_jobs.undisturbed(cluster, shared(cluster) / "runs", tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
+    expected: dict[str, Any], cluster: Project, tmp_path: Path
+) -> None:
+    """Its manager is killed as well, in between, and another one takes its place."""
+    job = Managed.begun(cluster, shared(cluster) / "runs", tmp_path / "first")
+    cut_power(cluster.stack, "node2")
+    job.loses_its_manager("node2")
+    job.ends_as(expected, "node2")
+    job.was_moved_back("node2")
+    until(lambda: not parts(cluster, job.id), GONE_SECONDS, "nothing of the job is left")
+    until(lambda: "3 idle" in on_head(cluster, ALL_IDLE), 60, "Slurm is idle again")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_a_managed_job_outlives_the_head_with_slurms_queue(
+    expected: dict[str, Any], cluster: Project, tmp_path: Path
+) -> None:
+    """Which is the supervisor's machine, too: what the job has is in the shared folder."""
+    job = Managed.begun(cluster, shared(cluster) / "runs", tmp_path / "first")
+    cut_power(cluster.stack, "node1")
+    job.ends_as(expected, "node1")
+    until(lambda: not parts(cluster, job.id), GONE_SECONDS, "nothing of the job is left")
+    until(lambda: "3 idle" in on_head(cluster, ALL_IDLE), 60, "Slurm is idle again")
 
 
 @pytest.mark.long

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import several_jobs
 import user_programs
-from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Start, listed, process
-from jobs_on_slurm import NODES, metrics, on_head, parts, run_dir, slurm_of_three
+from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Start, another_stack, listed, process
+from jobs_on_slurm import NODES, TEXT, metrics, on_head, parts, run_dir, shared, slurm_of_three
 from polling import until
 from project import Project
 
@@ -143,3 +144,19 @@ def test_programs_that_know_nothing_of_us_run_unchanged(cluster: Project, tmp_pa
     work = user_programs.written(tmp_path / "work")
     user_programs.check_mpi(cluster, work)
     user_programs.check_train(cluster, work, lambda job: parts(cluster, job), tmp_path / "fetched")
+
+
+def test_a_sweep_runs_its_jobs_side_by_side_and_compares_them(cluster: Project, tmp_path: Path) -> None:
+    jobs = several_jobs.check_sweep(cluster, shared(cluster), tmp_path / "report.html")
+    until(lambda: not any(parts(cluster, job) for job in jobs), GONE_SECONDS, "nothing of the jobs is left")
+    until(lambda: on_head(cluster, "squeue --noheader") == "", 60, "Slurm's queue is empty")
+
+
+@pytest.mark.faults
+@pytest.mark.long
+def test_with_a_stack_without_slurm_it_trains_one_model(cluster: Project, tmp_path: Path) -> None:
+    with another_stack(cluster) as second:
+        cluster.fab("prepare", "job.toml", *TEXT, "--yes", "--stack", second)
+        job = several_jobs.check_together(cluster, second, shared(cluster), tmp_path)
+        until(lambda: not parts(cluster, job), GONE_SECONDS, "nothing of the job is left")
+    until(lambda: on_head(cluster, "squeue --noheader") == "", 60, "Slurm's queue is empty")

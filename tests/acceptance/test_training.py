@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 import user_programs
-from jobs_on_nodes import DATA, ENDLESS, RANK, Start, folder, listed, parts, process
+from jobs_on_nodes import DATA, ENDLESS, RANK, Start, another_stack, folder, listed, parts, process
 from project import Project
 from shared_folder import share
-
-from infra.clouds.local import orphans
 
 PUBLISHED = "gpt2-124m-openwebtext"
 AT_A_SIZE_THAT_FITS = (
@@ -128,18 +126,10 @@ def test_a_sweep_runs_its_jobs_side_by_side_and_compares_them(cluster: Project, 
 
 @pytest.fixture
 def second(cluster: Project) -> Iterator[str]:
-    """Another stack, of one node, whose network has no way to the first one's."""
-    name = f"{cluster.stack}b"
-    octets = cluster.cidr.split(".")
-    values = {"cidr": ".".join([*octets[:2], str(int(octets[2]) + 20), *octets[3:]]), "nodes": 1}
-    lines = "".join(f'  trainyard:{key}: "{value}"\n' for key, value in values.items())
-    (cluster.root / "stacks" / f"Pulumi.{name}.yaml").write_text(f"config:\n{lines}")
-    cluster.fab("up", "--yes", "--stack", name, timeout=600)
-    cluster.fab("wait", "--stack", name)
-    cluster.fab("run", f'cd && python3 -c "{DATA}"', "--stack", name)
-    yield name
-    cluster.fab("destroy", "--yes", "--stack", name)
-    assert orphans.find(name) == []
+    """Another stack with the job's tokens."""
+    with another_stack(cluster) as name:
+        cluster.fab("run", f'cd && python3 -c "{DATA}"', "--stack", name)
+        yield name
 
 
 @pytest.mark.faults

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from fab_command import fab
 from memory_backend import CREATED, NODES, MemoryBackend
 
 from fabfile import backends, log_display
-from fabfile.backends.base import Backend, JobState, OtherJob
+from fabfile.backends.base import AnotherMachine, Backend, JobState, LogPart, LogRequest, OtherJob
 from fabfile.job_file import resolve
 from node import run_data
 
@@ -168,6 +169,20 @@ def test_a_host_that_stays_away_is_given_up(
     backend.lost_at = 0
     assert fab("logs", "smoke-1", "--follow") == 1
     assert "here: the line is dead\nnext: fab logs smoke-1 --follow" in capsys.readouterr().err
+
+
+def test_a_host_in_whose_place_another_machine_answers_is_given_up_at_once(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A manager follows the log of a head that was made again over a new connection."""
+    fab("train", "smoke", "--detach")
+
+    def refused(_request: LogRequest) -> Iterator[LogPart]:
+        raise AnotherMachine("HOST KEY MISMATCH")
+
+    monkeypatch.setattr(backend, "logs", refused)
+    assert fab("logs", "smoke-1", "--follow") == 1
+    assert "here: HOST KEY MISMATCH\nnext: fab logs smoke-1 --follow" in capsys.readouterr().err
 
 
 def test_the_log_so_far_and_of_one_rank(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:

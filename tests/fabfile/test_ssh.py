@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sshd
 
-from fabfile.backends.base import Unreachable
+from fabfile.backends.base import AnotherMachine, Unreachable
 from fabfile.backends.ssh.head import lost_connections
 from fabfile.remote.connection import connect
 from fabfile.remote.known_hosts import (
@@ -100,6 +100,8 @@ def test_a_node_made_again_at_its_address_connects_and_its_old_key_is_refused(ya
     new = yard.start("127.0.0.2", port)
     after = yard.cluster(new.node("node1"))
     assert "HOST KEY MISMATCH" in sshd.run_all(before, "true")["node1"].reason
+    with pytest.raises(AnotherMachine, match="HOST KEY MISMATCH"), lost_connections():
+        connect(before, before.head)
     assert sshd.run_all(after, "true")["node1"].ok  # no question, and nobody had to remove a line
     assert openssh(after, after.head, "echo hello").stdout == "hello\n"
     assert old.host_key not in known_hosts(after).read_text()

@@ -11,12 +11,12 @@ from typing import Any
 import paramiko
 from invoke.exceptions import Exit
 
-from fabfile.backends.base import JobRecord, LogLine, LogPart, LogRequest, Unreachable
+from fabfile.backends.base import AnotherMachine, JobRecord, LogLine, LogPart, LogRequest, Unreachable
 from fabfile.remote.command import Result, follow, guarded, last_words, stream
 from fabfile.remote.connection import reason
 from fabfile.remote.deploy import deploy
 from fabfile.remote.fleet import Connections, apart, in_parallel
-from fabfile.remote.known_hosts import SshError
+from fabfile.remote.known_hosts import HostKeyMismatch, SshError
 from infra.inventory import Node, SshCluster
 
 TIMEOUT = 60.0
@@ -77,9 +77,11 @@ class Head:
 
 @contextmanager
 def lost_connections() -> Iterator[None]:
-    """Turn the errors of paramiko and sockets into Unreachable."""
+    """Turn the errors of paramiko and sockets into Unreachable, or, for a wrong host key, AnotherMachine."""
     try:
         yield
+    except HostKeyMismatch as error:
+        raise AnotherMachine(str(error)) from None
     except (SshError, paramiko.SSHException, EOFError, OSError) as error:
         raise Unreachable(reason(error)) from None
 
