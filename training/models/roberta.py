@@ -284,8 +284,7 @@ _OUTSIDE_BLOCKS = {
     "norm.bias": "roberta.embeddings.LayerNorm.bias",
     "out_dense.weight": "lm_head.dense.weight",
     "out_dense.bias": "lm_head.dense.bias",
-    "out_norm.weight": "lm_head.layer_norm.weight",
-    "out_norm.bias": "lm_head.layer_norm.bias",
+    **{f"out_norm.{kind}": f"lm_head.layer_norm.{kind}" for kind in ("weight", "bias")},
     "out_bias": "lm_head.bias",
 }
 _IN_A_BLOCK = {
