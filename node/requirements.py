@@ -197,15 +197,20 @@ def _run(step: str, argv: list[str], on_line: Callable[[str], None]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             if line.strip():
-                if last and last[-1].startswith(_RETRIES) and line.strip().startswith(_RETRIES):
-                    last.pop()  # one of them says enough
-                last = [*last[1 - _WORDS :], line.strip()]
+                last = last_lines(last, line)
                 on_line(line.rstrip())
     if process.returncode != 0:
         why = "\n  ".join(last or [f"exit code {process.returncode}"])
         error = RequirementsError(f"requirements: {step} failed:\n  {why}")
         error.is_cut_off = any(line.startswith(_RETRIES) for line in last)
         raise error
+
+
+def last_lines(last: list[str], line: str) -> list[str]:
+    """The last lines of pip, to say why it failed, with one more; of those that say that it tries again only one."""
+    if last and last[-1].startswith(_RETRIES) and line.strip().startswith(_RETRIES):
+        last = last[:-1]
+    return [*last[1 - _WORDS :], line.strip()]
 
 
 def constraints(text: str, packages: Path) -> list[str]:

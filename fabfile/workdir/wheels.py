@@ -19,11 +19,11 @@ from invoke.exceptions import Exit
 
 from fabfile.output import say
 from fabfile.remote.wheel import archive
+from node.requirements import last_lines
 
 _SHOWN = ("Collecting", "Downloading")
 _OLDEST = 17
 """Of glibc 2: manylinux2014's, the oldest for which wheels are made now."""
-_WORDS = 6
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _run(argv: list[str]) -> None:
         assert pip.stdout is not None
         for line in pip.stdout:
             if line.strip():
-                last = [*last[1 - _WORDS :], line.strip()]
+                last = last_lines(last, line)
             if line.strip().startswith(_SHOWN):
                 say(line.rstrip())
     if pip.returncode != 0:
