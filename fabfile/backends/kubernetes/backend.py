@@ -108,8 +108,7 @@ class KubernetesBackend(SshBackend):
         start.check(self._of_jobs, submission)
         seen = self._look()
         if not submission.queue:
-            ended = [job.id for job in super().jobs() if job.state.is_final]
-            start.refuse_busy(submission.nodes, self.kube.workers, jobs.taken(seen, ended))
+            start.refuse_busy(submission.nodes, self.kube.workers, jobs.taken(seen, self._ended()))
         launch, head = start.launch_of(self.cluster, submission), self.cluster.head
         answers = deploy(self._fleet, [head], submission.text, launch.ranks, as_slurm.code_folder(self.cluster))
         refuse(answers, free=0, prepare=submission.prepare)
@@ -117,10 +116,8 @@ class KubernetesBackend(SshBackend):
         self._taken = [] if submission.begun else self.mirrored(submission.mirror)
 
     def submit(self, submission: Submission) -> Submitted:
-        ended = [job.id for job in super().jobs() if job.state.is_final]
-        that_wait = jobs.that_wait(self._look(), ended)
-        apart_from = waiting.never_beside(submission.nodes, self._machines(), that_wait)
-        return start.create(self.api, self._of_jobs, self._head, submission, self._taken, apart_from)
+        apart = self._never_beside(submission.nodes) if submission.nodes > 1 else ()
+        return start.create(self.api, self._of_jobs, self._head, submission, self._taken, apart)
 
     def jobs(self) -> list[JobRecord]:
         seen = self._look()  # before the records, see Seen
@@ -176,6 +173,16 @@ class KubernetesBackend(SshBackend):
     def _of_jobs(self) -> KubeCluster:
         """The cluster with the very image that a job gets that starts now. Exit 2 if there is none."""
         return replace(self.kube, image=job_image(self.kube))
+
+    def _ended(self) -> list[str]:
+        """The jobs that are over by their records."""
+        return [job.id for job in super().jobs() if job.state.is_final]
+
+    def _never_beside(self, wanted: int) -> tuple[str, ...]:
+        """The jobs beside which a new one of so many pods may not have machines: see waiting.py."""
+        if that_wait := jobs.that_wait(self._look(), self._ended()):
+            return waiting.never_beside(wanted, self._machines(), that_wait)
+        return ()
 
     def _machines(self) -> int:
         """How many machines take pods now, of those that the cluster has for jobs; all of these, if the operator may

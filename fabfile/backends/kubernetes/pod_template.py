@@ -43,7 +43,7 @@ class PodJob:
     all_get_secrets: bool = False
     """Whether every pod gets the job's secrets: those of a user's program, and not a tracker's key."""
     never_beside: tuple[str, ...] = ()
-    """The jobs beside which it has no machines: see waiting.py."""
+    """Jobs: its pods are not placed while a pod of one of them is (waiting.py)."""
 
 
 def labels(cluster: KubeCluster, job: str) -> dict[str, str]:

@@ -103,7 +103,7 @@ def create(
     head: Head,
     submission: Submission,
     taken: Sequence[str],
-    never_beside: Sequence[str] = (),
+    never_beside: tuple[str, ...] = (),
 ) -> Submitted:
     """Create the job's number and directory on the head, then its PyTorchJob; its id must not be in `taken`.
     `never_beside`: as in PodJob. If the API refuses it, Exit 1, and nothing is left of it."""
@@ -112,7 +112,7 @@ def create(
     spec = replace(spec, launcher=KUBERNETES, cluster=head.cluster, count=submission.nodes)
     answer = over_ssh.ask_to_create(head, replace(spec, price_per_hour=price), secrets={})
     launch = replace(launch_of(head.cluster, submission), id=answer["id"], code=head.folder)
-    job = replace(_job(replace(launch, run_dir=f"{spec.runs}/{launch.id}")), never_beside=tuple(never_beside))
+    job = _job(replace(launch, run_dir=f"{spec.runs}/{launch.id}"), never_beside)
     try:
         _apply(api, cluster, job, over_ssh.secrets(submission))
     except KubeError as error:
@@ -122,13 +122,14 @@ def create(
     return Submitted(job.id, answer["log"], f"{machines}, as the PyTorchJob {job.id}")
 
 
-def _job(launch: Launch) -> PodJob:
+def _job(launch: Launch, never_beside: tuple[str, ...] = ()) -> PodJob:
     return PodJob(
         id=launch.id,
         nodes=len(launch.nodes),
         run_dir=launch.run_dir,
         program=f"{launch.code}/launch",
         all_get_secrets=launch.program is not None,
+        never_beside=never_beside,
     )
 
 
