@@ -17,7 +17,8 @@ from training.models.linear import has_faster_matmul, matmul
 SLICE_BYTES = 128 * 2**20
 """Bytes of a slice's logits in fp32: small enough for the cache, large enough for the matmuls to run at full speed."""
 FASTER_SLICE_BYTES = 32 * 2**20 - 2**16
-"""The same where oneDNN makes the logits, in new memory each time: what is larger glibc takes from the kernel anew."""
+"""The same where oneDNN computes the logits, each time into new memory: larger blocks glibc returns to the kernel when
+they are freed, and the next slice would wait for fresh pages."""
 
 
 def summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None) -> Tensor:
