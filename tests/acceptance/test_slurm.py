@@ -81,7 +81,7 @@ def test_idle_seconds_after_up_and_nothing_is_left(any_project: Project) -> None
     project = any_project
     project.configure(nodes=3, scheduler="slurm")
     project.fab("up", "--yes", timeout=1200)
-    until(lambda: all_idle(project), 30, "sinfo has three idle nodes")
+    until(lambda: all_idle(project), 10, "sinfo has three idle nodes")
     traces = Traces(project)
     traces.note()
     inventory = project.inventory()
