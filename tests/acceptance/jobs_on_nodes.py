@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,6 +134,16 @@ def processes(project: Project, node: str, words: str) -> list[int]:
         if re.match(words, command):
             found.append(pid)
     return found
+
+
+def ran_side_by_side(states: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether some of these jobs, by their records, ran at once, and none of those on nodes of another one."""
+    at_once = [
+        (one, other)
+        for one, other in itertools.combinations(states, 2)
+        if one["started"] < other["ended"] and other["started"] < one["ended"]
+    ]
+    return bool(at_once) and all(one["nodes"] != other["nodes"] for one, other in at_once)
 
 
 RANK = r"/opt/trainyard/venv/bin/python -u -m training\.train "

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-from jobs_on_nodes import listed
+from jobs_on_nodes import listed, ran_side_by_side
 from polling import until
 from project import Project
 from shared_folder import open_to_all, share
@@ -36,12 +35,7 @@ def check_sweep(project: Project, shared: Path, page: Path) -> list[str]:
         assert re.search(rf"^\[{job} {node} rank=0\] step 100/100 ", printed, re.MULTILINE), printed
         row = rf"^{job} +{rate} +SUCCEEDED +\d+\.\d{{4}} +\d+\.\d{{4}}( \*)? +\$0\.00$"
         assert re.search(row, printed, re.MULTILINE), printed
-    at_once = [
-        (one, other)
-        for one, other in itertools.combinations(states, 2)
-        if one["started"] < other["ended"] and other["started"] < one["ended"]
-    ]
-    assert at_once and all(one["nodes"] != other["nodes"] for one, other in at_once), states
+    assert ran_side_by_side(states), states
     report = re.fullmatch(r"next: fab report (.*)", printed.splitlines()[-1])
     assert report and sorted(report[1].split()) == sorted(jobs), printed
     project.fab("report", *report[1].split(), "--out", str(page))

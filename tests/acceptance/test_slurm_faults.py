@@ -82,6 +82,11 @@ def test_a_fault_ends_the_job_everywhere(cluster: Project, start: Start, fault: 
     assert after.ends(120) == 0, after.text()
 
 
+def is_idle_again(project: Project) -> None:
+    """Wait until Slurm has all three nodes for jobs."""
+    until(lambda: "3 idle" in on_head(project, ALL_IDLE), 60, "Slurm is idle again")
+
+
 def losses(project: Project, job: Job) -> list[float]:
     return [line["loss"] for line in metrics(project, job.id)]
 
@@ -160,7 +165,7 @@ def test_slurms_programs_may_die_and_start_anew_under_a_job(cluster: Project, st
     on_head(cluster, "sudo systemctl kill --signal=KILL slurmctld")
     trains_on(cluster, job)
     assert "is in the checkpoint" in cluster.fab("stop", job.id).stdout
-    until(lambda: "3 idle" in on_head(cluster, ALL_IDLE), 60, "Slurm is idle again")
+    is_idle_again(cluster)
 
 
 @pytest.mark.parametrize("node", ["node3", "node1"], ids=["worker", "first"])
@@ -177,7 +182,7 @@ def test_a_node_whose_slurmd_does_not_come_back_is_named(cluster: Project, start
         assert f"{state['state']} {state['reason']}".startswith(wanted), (state, job.text())
     finally:
         cluster.ssh(node, "sudo systemctl start slurmd")
-    until(lambda: "3 idle" in on_head(cluster, ALL_IDLE), 60, "Slurm is idle again")
+    is_idle_again(cluster)
     again = start("--resume", job.id, step=0)
     goes_on(cluster, again)
     assert "is in the checkpoint" in cluster.fab("stop", again.id).stdout
@@ -275,7 +280,7 @@ def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
     job.ends_as(expected, "node2")
     job.was_moved_back("node2")
     until(lambda: not parts(cluster, job.id), GONE_SECONDS, "nothing of the job is left")
-    until(lambda: "3 idle" in on_head(cluster, ALL_IDLE), 60, "Slurm is idle again")
+    is_idle_again(cluster)
 
 
 @pytest.mark.long
@@ -288,7 +293,7 @@ def test_a_managed_job_outlives_the_head_with_slurms_queue(
     cut_power(cluster.stack, "node1")
     job.ends_as(expected, "node1")
     until(lambda: not parts(cluster, job.id), GONE_SECONDS, "nothing of the job is left")
-    until(lambda: "3 idle" in on_head(cluster, ALL_IDLE), 60, "Slurm is idle again")
+    is_idle_again(cluster)
 
 
 @pytest.mark.long

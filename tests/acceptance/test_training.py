@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import user_programs
-from jobs_on_nodes import DATA, ENDLESS, RANK, Start, another_stack, folder, listed, parts, process
+from jobs_on_nodes import DATA, ENDLESS, RANK, Start, another_stack, folder, listed, parts, process, ran_side_by_side
 from project import Project
 from shared_folder import share
 
@@ -111,12 +110,7 @@ def test_a_sweep_runs_its_jobs_side_by_side_and_compares_them(cluster: Project, 
         assert re.search(rf"^\[{job} {node} rank=0\] step 12/12 ", printed, re.MULTILINE), printed
         row = rf"^{job} +{lr} +{seed} +SUCCEEDED +\d+\.\d{{4}} +\d+\.\d{{4}}( \*)? +\$0\.00$"
         assert re.search(row, printed, re.MULTILINE), printed
-    at_once = [
-        (one, other)
-        for one, other in itertools.combinations(states, 2)
-        if one["started"] < other["ended"] and other["started"] < one["ended"]
-    ]
-    assert at_once and all(one["nodes"] != other["nodes"] for one, other in at_once), states
+    assert ran_side_by_side(states), states
     elsewhere = next(state for state in states if state["nodes"] != ["node1"])
     cluster.fab("fetch", elsewhere["id"], "--to", str(tmp_path / "fetched"))
     there = {path.name for path in (tmp_path / "fetched").iterdir()}
