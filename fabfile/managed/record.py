@@ -72,10 +72,10 @@ class Record:
 
     def save(self) -> None:
         """Write the record, atomically."""
-        write(path_of(self.stack, self.job), json.dumps(_plain(self), indent=1))
+        write(path_of(self.stack, self.job), json.dumps(plain(self), indent=1))
 
 
-def _plain(record: Record) -> dict[str, Any]:
+def plain(record: Record) -> dict[str, Any]:
     """As JSON: a bound that is not set is None there."""
     found = asdict(record)
     found["bounds"] = {key: None if value == math.inf else value for key, value in found["bounds"].items()}
@@ -85,6 +85,12 @@ def _plain(record: Record) -> dict[str, Any]:
 def path_of(stack: str, job: str) -> Path:
     """The record's file."""
     return directory(stack) / MANAGED / f"{job}.json"
+
+
+def keep(stack: str, job: str, found: dict[str, Any]) -> None:
+    """Keep a record that another machine has written, unless there is one here."""
+    if not path_of(stack, job).exists():
+        write(path_of(stack, job), json.dumps(found, indent=1))
 
 
 def load(stack: str, job: str) -> Record | None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from invoke.exceptions import Exit
 
-from fabfile import targets
 from fabfile.output import say
 from fabfile.remote.deploy import deploy
 from fabfile.remote.fleet import Fleet
@@ -19,7 +18,7 @@ from fabfile.stacks.capacity import Shortage
 from fabfile.token_sets import token_set
 from fabfile.verbs.up import pulumi_up
 from fabfile.verbs.wait import until_ready
-from infra.inventory import SshCluster
+from infra.inventory import Cluster, SshCluster
 
 _CLOUD_SECONDS, _LOCAL_SECONDS = 900.0, 90.0
 """How long new nodes may take to boot, in a cloud and on this machine."""
@@ -81,13 +80,18 @@ def _urns(stack: str, name: str) -> list[str]:
 
 
 def equip(
-    stack: str, facts: Mapping[str, Any], names: Collection[str], job: str, code: str, without: Collection[str] = ()
+    asked: Callable[[], Cluster],
+    facts: Mapping[str, Any],
+    names: Collection[str],
+    job: str,
+    code: str,
+    without: Collection[str] = (),
 ) -> None:
     """Wait until the nodes are ready and know each other, then bring the new ones what the job needs: its code and its
-    data, from another node. `job`: its job.toml; `code`: its programs' folder, the same on every node; `without`: nodes
-    that are in trouble themselves, and are not waited for. Raises NotReplaced."""
+    data, from another node. `asked`: for the cluster as it is now; `job`: its job.toml; `code`: its programs' folder,
+    the same on every node; `without`: nodes that are in trouble, and are not waited for. Raises NotReplaced."""
     try:
-        cluster = targets.load_any(stack, "")
+        cluster = asked()
         if isinstance(cluster, SshCluster):
             cluster = replace(cluster, nodes=tuple(node for node in cluster.nodes if node.name not in without))
         until_ready(cluster, _CLOUD_SECONDS if facts["cloud"] else _LOCAL_SECONDS)

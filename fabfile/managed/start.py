@@ -17,6 +17,7 @@ from fabfile.backends.submission import Submission
 from fabfile.managed import record as records
 from fabfile.managed.bounds import TRIES, Bounds
 from fabfile.managed.follower import Follower
+from fabfile.managed.machines import OfStack
 from fabfile.managed.manager import Manager
 from fabfile.managed.places import KEYS
 from fabfile.managed.record import Record
@@ -48,10 +49,12 @@ class Options:
     types: str
     yes: bool
     elastic: bool = False
+    on: str = ""
+    """`head`: the manager is a service there; empty: this process."""
 
     def check(self, managed: bool) -> None:
         """Exit 2 for what cannot be. Without --managed none of its own options is allowed."""
-        own = ("max_usd", "max_hours", "tries", "zones", "types", "yes")
+        own = ("on", "max_usd", "max_hours", "tries", "zones", "types", "yes")
         given = [name for name in own if getattr(self, name) not in (None, "", False)]
         if not managed and given:
             raise Exit(f"--{given[0].replace('_', '-')}: goes with --managed", code=2)
@@ -59,9 +62,15 @@ class Options:
             return
         if self.inventory:
             raise Exit("--managed: only a stack's nodes can be replaced: --stack NAME in place of --inventory", code=2)
-        if self.detach:
+        if self.on not in ("", "head"):
+            raise Exit(f"--on {self.on}: must be head, or left out: then this process is the manager", code=2)
+        if self.detach and not self.on:
+            why = "with --managed this process is the manager; --on head puts it there"
+            raise Exit(f"--detach: {why} (nohup fab ... & needs no terminal either)", code=2)
+        if self.on and (self.zones or self.types):
             raise Exit(
-                "--detach: with --managed this process is the manager (nohup fab ... & needs no terminal)", code=2
+                f"--{'zones' if self.zones else 'types'}: a manager on the head moves no cluster: one of the two",
+                code=2,
             )
         for name in ("max_usd", "max_hours"):
             value = getattr(self, name)
@@ -103,6 +112,8 @@ def agree(chosen: Options, backend: Backend, mirror: str, nodes: int) -> Mapping
     others = "; without room there, in " if places else ""
     others += ", ".join(f"{KEYS[name]} {value}" for name, values in places.items() for value in values)
     say(f"managed: nodes of {chosen.stack} that are lost are made again{others}; {chosen.bounds.shown()}")
+    if chosen.on:
+        say("managed: by a service on the head, for which this command makes machines while it follows the job")
     if hours:
         say(f"managed: each node ends {hours} h after its first boot (maxHours), the job with it: that is not undone")
     if not chosen.yes:
@@ -187,21 +198,45 @@ def manage(
     """Manage a job to its end; returns its record. `cursor`: where its log is shown from; None: its last lines.
     `resume`: start it again, once its nodes are well, if it is over. `chosen.elastic`: as the job is. Ctrl-C and
     SIGTERM leave the job running. Exit 1 if a bound was reached, or if somebody else manages the job."""
-    with records.held(chosen.stack, record.job), _interruptible():
+
+    def session() -> Session:
+        return Session(record, facts, OfStack(chosen.stack, facts), chosen.elastic)
+
+    def follow(connect: Callable[[], Backend]) -> Follower:
+        return follower(chosen, connect, record.job, cursor)
+
+    return hold(session, record, resubmit, resume=resume, follow=follow)
+
+
+def follower(chosen: Options, connect: Callable[[], Backend], job: str, cursor: int | None) -> Follower:
+    """Shows the job's log from there; without a `cursor` its last lines first."""
+    return Follower(connect, job, cursor or 0, _TAIL if cursor is None else -1, chosen.every)
+
+
+def hold(
+    connected: Callable[[], Session],
+    record: Record,
+    resubmit: Resubmit,
+    *,
+    resume: bool,
+    follow: Callable[[Callable[[], Backend]], Follower] | None = None,
+) -> JobRecord:
+    """Hold a job to its end, as `manage` does; `follow` shows its log meanwhile."""
+    with records.held(record.stack, record.job), _interruptible():
         record.save()
-        session, job = Session(record, facts, chosen.elastic), None
+        session, job = connected(), None
         try:
             session.tell_head()
-            session.decide(f"{record.job} is managed: {chosen.bounds.shown()}")
-            tail = _TAIL if cursor is None else -1
-            follower = Follower(session.connect, record.job, cursor or 0, tail, chosen.every)
+            session.decide(f"{record.job} is managed: {record.bounds.shown()}")
+            shown = follow(session.connect) if follow else None
             job = Manager(session, resubmit, resume=resume).run()
-            follower.wait()
+            if shown:
+                shown.wait()
             return _ended(session, job)
         finally:
             session.close()
             if job is not None and job.state == JobState.SUCCEEDED:
-                records.forget(chosen.stack, record.job)
+                records.forget(record.stack, record.job)
 
 
 def _ended(session: Session, job: JobRecord) -> JobRecord:

@@ -20,6 +20,7 @@ from fabfile.clusters_together import Wanted
 from fabfile.command_line import AtLeast
 from fabfile.job_file import Ranks, find, known_jobs, resolve
 from fabfile.log_display import show
+from fabfile.managed import on_head
 from fabfile.managed import start as managing
 from fabfile.managed.bounds import TRIES
 from fabfile.output import next_command, say
@@ -48,6 +49,7 @@ LOSSES = 8
         "each": "a job for each value of keys that have several, as train.lr=1e-3,6e-4; compared at the end",
         "time-limit": "30m, 12h, 2d: stop it, with a checkpoint, before it has run for so long",
         "managed": "stay, replace nodes that are lost, and move the job back to all of its nodes",
+        "on": "with --managed: head; the manager is a service there, and outlives this machine",
         "max-usd": "with --managed: stop it, with a checkpoint, when its nodes have cost so much",
         "max-hours": "with --managed: the same when it has run for so long",
         "tries": f"with --managed: how many replacements and restarts, together; default: {TRIES}",
@@ -73,6 +75,7 @@ def train(
     with_: Sequence[str] | None = None,
     exchange: str = "",
     managed: bool = False,
+    on: str = "",
     max_usd: float | None = None,
     max_hours: float | None = None,
     tries: Annotated[int, AtLeast(1)] | None = None,
@@ -86,7 +89,7 @@ def train(
     """Train on the cluster: JOB section.key=value ..., or --resume ID; follows the job, which goes on without you."""
     manager = managing.Options(
         stack=stack, inventory=inventory, detach=detach, every=every, max_usd=max_usd, max_hours=max_hours,
-        tries=tries, zones=zones, types=types, yes=yes, elastic=elastic,
+        tries=tries, zones=zones, types=types, yes=yes, elastic=elastic, on=on,
     )  # fmt: skip
     manager.check(managed)
     _check(job, resume, managed=managed, each=each, with_=bool(with_ or exchange), elastic=elastic)
@@ -102,10 +105,8 @@ def train(
     elif with_ or exchange:
         wanted = Wanted(job, overrides, resume, exchange, asked.submission, every, detach, dry_run)
         clusters_together.train(stack, inventory, with_ or (), wanted)
-    elif managed:
-        _train_managed(asked, manager, overrides, resume, dry_run=dry_run)
     else:
-        _train(asked, manager, overrides, resume, dry_run=dry_run)
+        (_train_managed if managed else _train)(asked, manager, overrides, resume, dry_run=dry_run)
 
 
 def _check(job: str, resume: str, *, managed: bool, each: bool, with_: bool, elastic: bool) -> None:
@@ -176,9 +177,11 @@ def _train_managed(
     """Start a job and manage it to its end, or take over one of before."""
     started: list[Submitted] = []
     with (
-        ctrl_c_says_what_runs(started, managing.how_to_go_on),
+        ctrl_c_says_what_runs(started, on_head.how_to_go_on if manager.on else managing.how_to_go_on),
         backends.connect(manager.stack, manager.inventory) as backend,
     ):
+        if manager.on:
+            on_head.check(manager.stack)
         there = managing.known(manager, backend, resume) if not overrides else None
         if there is not None:
             started.append(Submitted(there.id))
@@ -192,6 +195,8 @@ def _train_managed(
             say(plan)
             return
         facts = managing.agree(manager, backend, submission.mirror, submission.nodes)
+        if manager.on:
+            on_head.prepare(manager.stack)
         start(backend, submission, started, "fab train ... --queue")
         ended = _managed(manager, backend, started[0].id, started[0].cursor, facts)
     end(ended)
@@ -205,9 +210,9 @@ def _managed(
     facts: Mapping[str, Any] | None = None,
     *,
     resume: bool = False,
-) -> JobRecord:
+) -> JobRecord | None:
     """Manage a job that was just started, or, without `cursor`, one of before, which is over if it is to `resume`;
-    returns its record at its end."""
+    returns its record at its end, or None if it is not followed."""
     begun = backend.begun(job)
     if not begun.text:
         raise Exit(f"--managed: {job} has no job.toml: only the trainer's jobs are managed", code=2)
@@ -216,16 +221,23 @@ def _managed(
         managing.check_elastic(manager.stack)
     if facts is None:
         facts = managing.agree(manager, backend, tomllib.loads(begun.text)["checkpoint"]["mirror"], begun.nodes)
+    if cursor is None and not manager.on:
+        on_head.take_back(manager.stack, job)
     record = managing.record_of(manager, backend, job, begun.nodes)
+    if manager.on:
+        return on_head.hand_over(manager, facts, record, cursor, resume=resume)
 
-    def resubmit(there: Backend, id_: str, count: int) -> Submission:
-        return replace(
-            _submission(there, id_, "", (), count, elastic=manager.elastic),
-            restarts=manager.bounds.tries,
-            on_first=True,
-        )
-
+    resubmit = resubmission(manager.bounds.tries, elastic=manager.elastic)
     return managing.manage(manager, facts, record, resubmit, cursor, resume=resume)
+
+
+def resubmission(tries: int, *, elastic: bool) -> managing.Resubmit:
+    """How a manager resumes its job: with its own settings, on so many of the first nodes."""
+
+    def resubmit(there: Backend, job: str, nodes: int) -> Submission:
+        return replace(_submission(there, job, "", (), nodes, elastic=elastic), restarts=tries, on_first=True)
+
+    return resubmit
 
 
 def _submission(
@@ -243,8 +255,10 @@ def _submission(
     return Submission(job=settings, nodes=len(chosen), begun=begun, elastic=elastic)
 
 
-def end(job: JobRecord) -> None:
-    """Print the next command and exit with the job's exit code."""
+def end(job: JobRecord | None) -> None:
+    """Print the next command and exit with the job's exit code; nothing for one that is not followed."""
+    if job is None:
+        return
     if job.state == JobState.SUCCEEDED:
         say(next_command(f"fab sample {job.id} --prompt ...   (files: fab fetch {job.id})"))
         return

@@ -39,6 +39,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
     """What the verbs of jobs get as their backend, whatever stack or inventory is named."""
     made = MemoryBackend()
     monkeypatch.setattr(backends, "connect", lambda _stack, _inventory: made)
+    monkeypatch.setattr(backends, "of", lambda _cluster, _timeout=10: made)
     monkeypatch.setattr(log_display, "_AGAIN", 0.0)
     return made
 

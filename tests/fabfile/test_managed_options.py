@@ -15,7 +15,7 @@ from memory_backend import MemoryBackend
 from fabfile.backends.base import JobState
 from fabfile.backends.submission import Submission
 from fabfile.job_file import resolve
-from fabfile.managed import replacement, start
+from fabfile.managed import on_head, replacement, start
 from fabfile.managed.replacement import NoRoom, NotReplaced, make_again
 from fabfile.managed.start import Options
 from fabfile.stacks import capacity, pulumi_cli, work_lost
@@ -42,6 +42,7 @@ CHOSEN = Options(
 @pytest.fixture(autouse=True)
 def free_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "checked", lambda _stack: {"cloud": "", "max_hours": 0})
+    monkeypatch.setattr(on_head, "take_back", lambda _stack, _job: None)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from invoke.exceptions import Exit
@@ -243,14 +242,7 @@ def test_a_node_that_somebody_else_brought_back_gets_code_and_data_first(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager = managed(played)
-    fails: list[Exception] = [NotReplaced("node3: data.path = data: no such folder")]
-
-    def equip(*args: Any) -> None:
-        played.equipped.append(tuple(args[2]))
-        if fails:
-            raise fails.pop()
-
-    monkeypatch.setattr(managers, "equip", equip)
+    played.unequipped = [NotReplaced("node3: data.path = data: no such folder")]
     monkeypatch.setattr(session.Pause, "is_over", True)
     played.script = {2: lambda: played.change(nodes=("node1", "node2"), attempt=2), 9: played.ends}
     manager.run()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from memory_backend import NODES
 from played_manager import GONE, Played, decisions, managed
 
 from fabfile.backends.base import JobState
 from fabfile.managed import manager as managers
-from fabfile.managed import replacing, session
+from fabfile.managed import session
+from fabfile.managed.machines import Needs
 from fabfile.managed.replacement import NotReplaced
 from fabfile.managed.watch import Seen
 
@@ -23,8 +22,6 @@ def test_an_elastic_job_is_neither_moved_nor_given_what_its_head_brings(
     """Its record says who is away; the attempt stays the same. So it is for a node with a full disk: there is no
     checkpoint to wait for."""
     manager = managed(played, elastic=True)
-    brought: list[tuple[str, ...]] = []
-    monkeypatch.setattr(replacing, "equip", lambda *args: brought.append(tuple(args[2])))
     monkeypatch.setattr("fabfile.managed.watch.PATIENCE", {"gone": 0.0, "disk": 0.0})
 
     def lost(name: str, state: str, disk: str = "") -> None:
@@ -39,7 +36,7 @@ def test_an_elastic_job_is_neither_moved_nor_given_what_its_head_brings(
         15: played.ends,
     }
     assert manager.run().state == JobState.SUCCEEDED
-    assert played.made == [("node3",), ("node2",)] and brought == [(), ()] and played.equipped == []
+    assert played.made == [("node3",), ("node2",)] and played.brought == [(), ()] and played.equipped == []
     assert [one for one in played.backend.orders if one["without"] is not None] == [] and played.job.attempt == 1
     said = decisions(manager)
     assert said[0] == f"to be replaced: node3: {GONE}"
@@ -89,15 +86,15 @@ def test_the_head_learns_to_know_a_node_that_somebody_else_brought_back_under_an
     """As by `fab up` without `fab wait`, or by a manager that was killed; but not while its ranks are about to join."""
     manager = managed(played, elastic=True)
     monkeypatch.setattr(managers, "TO_JOIN", 0.0)
-    fails: list[Exception] = [NotReplaced("node3: cannot be joined to the others: timed out")]
+    played.unequipped = [NotReplaced("node3: cannot be joined to the others: timed out")]
 
-    def equip(*args: Any) -> None:
-        played.equipped.append(tuple(args[2]))
-        if fails:
-            raise fails.pop()
+    def equip(needs: Needs) -> None:
+        played.equipped.append(tuple(needs.bring))
+        if played.unequipped:
+            raise played.unequipped.pop()
         monkeypatch.setattr(managers, "TO_JOIN", 3600.0)
 
-    monkeypatch.setattr(managers, "equip", equip)
+    monkeypatch.setattr(played, "equip", equip)
     monkeypatch.setattr(session.Pause, "is_over", True)
     played.script = {2: lambda: played.change(away=("node3",)), 12: played.ends}
     manager.run()
