@@ -41,7 +41,10 @@ def pip_settings() -> dict[str, list[str]]:
     settings: dict[str, list[str]] = {}
     for path in config_files():
         parser = configparser.RawConfigParser()
-        parser.read(path)
+        try:
+            parser.read(path)
+        except (configparser.Error, UnicodeDecodeError) as error:
+            sys.exit(f"pip's {path} cannot be read: {str(error).splitlines()[0]}")
         for section in ("global", "install"):
             if parser.has_section(section):
                 settings |= {key.replace("_", "-"): value.split() for key, value in parser.items(section)}

@@ -70,6 +70,9 @@ def efa_cards(text: str) -> int:
 
 def check(wanted: dict[str, str]) -> dict[str, str]:
     """What was found, in words. Raises Wrong."""
+    for name in ("GPUS", "GPU_ARCHITECTURE"):
+        if not wanted.get(name):
+            raise Wrong(f"TRAINYARD_{name} is not set: what this machine should have is not known")
     count, architecture = int(wanted["GPUS"]), wanted["GPU_ARCHITECTURE"]
     seen = on_the_bus()
     if not seen:

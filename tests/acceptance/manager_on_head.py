@@ -17,12 +17,13 @@ from infra.clouds.local import nodes
 PATIENCE = 600.0
 """Seconds for what takes half a minute to two minutes without load."""
 ENDLESS = ["train.steps=1000000", "checkpoint.every=50", "train.eval_every=0", "train.precision=fp32"]
+_TRAINS = re.compile(r"attempt \d+: 3 ranks on node1, node2, node3$.*?^\[node1 rank=0\] step ", re.M | re.S)
 _LATER = "it is made again as soon as somebody who can do that is there: fab train --resume {} --managed --on head"
 
 
-def outlives_its_operator(project: Project, lost: str, logs: Path, *options: str) -> str:
+def outlives_its_operator(project: Project, lost: str, logs: Path, *options: str, reboots: bool = False) -> str:
     """The operator's machine goes, then one of the job's, which the manager has made again when the operator is back.
-    Returns the job, which is stopped. `logs`: a folder for what is printed."""
+    Returns the job, which is stopped. `logs`: a folder for what is printed; `reboots`: the head does, before that."""
     first, second, before = logs / "first", logs / "second", boots(project.stack)
     managed = ("--managed", "--on", "head", "--yes")
     operator = project.start("train", "smoke", *ENDLESS, *options, *managed, log=first)
@@ -30,10 +31,18 @@ def outlives_its_operator(project: Project, lost: str, logs: Path, *options: str
     (job,) = re.findall(r"^(\S+-\d+): 3 ranks", first.read_text(), re.M)
     assert f"{job} is managed on node1: at most 20 replacements and restarts" in first.read_text()
     os.killpg(operator.pid, signal.SIGKILL)
-    cut_power(project.stack, lost)
 
     def log() -> str:
-        return str(project.fab("logs", job).stdout)
+        return str(project.fab("logs", job, code=None).stdout)
+
+    if reboots:
+        project.ssh("node1", "sudo systemctl reboot", code=None)
+        until(
+            lambda: f"{job} resumed from its last checkpoint" in log(), PATIENCE, "the manager comes back with its head"
+        )
+        until(lambda: len(_TRAINS.findall(log())) == 2, PATIENCE, "the job trains again")
+        before = boots(project.stack)
+    cut_power(project.stack, lost)
 
     until(
         lambda: _LATER.format(job) in log(), PATIENCE, lambda: f"its manager sees that, and who could mend it:\n{log()}"
@@ -48,8 +57,7 @@ def outlives_its_operator(project: Project, lost: str, logs: Path, *options: str
     assert re.search(rf"managed: {lost} replaced, with code and data, in \d+ s", log()), log()
     same = {name for name, boot in boots(project.stack).items() if boot == before[name]}
     assert same == before.keys() - {lost}, "the others are as they were"
-    attempt = re.compile(r"attempt \d+: 3 ranks on node1, node2, node3$.*?^\[node1 rank=0\] step ", re.M | re.S)
-    until(lambda: len(attempt.findall(log())) == 2, PATIENCE, "it trains there")
+    until(lambda: len(_TRAINS.findall(log())) == 2 + reboots, PATIENCE, "it trains there")
 
     project.fab("stop", job, timeout=300)
     assert operator.wait(PATIENCE) == 1, second.read_text()

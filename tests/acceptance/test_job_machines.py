@@ -121,7 +121,7 @@ def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
 
 def test_a_manager_on_the_head_outlives_its_operator(cluster: Project, tmp_path: Path) -> None:
     cluster.fab("prepare", "smoke", timeout=300)
-    job = manager_on_head.outlives_its_operator(cluster, "node2", tmp_path, PATIENT)
+    job = manager_on_head.outlives_its_operator(cluster, "node2", tmp_path, PATIENT, reboots=True)
     until(lambda: parts(cluster, job) == [], GONE_SECONDS, "nothing of it is left")
 
 

@@ -98,6 +98,7 @@ def test_a_machine_that_is_what_it_should_be(p3dn: tuple[ModuleType, dict[str, s
         ("nvlink", NVLINK.replace("25.781 GB/s", "<inactive>"), {}, "NVLink is down: active links by GPU: 0 0"),
         ("efa", "fi_getinfo: -61", {}, "EFA is off: fi_info -p efa shows 0 cards, and the machine should have 1"),
         ("python", "1\n", {}, "torch computes on 1 of 2 GPUs"),
+        ("python", "2\n", {"GPUS": ""}, "TRAINYARD_GPUS is not set: what this machine should have is not known"),
     ],
 )
 def test_what_is_not_as_it_should_be_is_said(

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -150,6 +151,15 @@ def test_pip_settings_reach_uv(tmp_path: Path) -> None:
     assert found["UV_INDEX_STRATEGY"] == "unsafe-best-match"
     assert found["HTTPS_PROXY"] == "http://p:1"
     assert "UV_FIND_LINKS" not in found
+
+
+def test_settings_of_pip_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    config = tmp_path / "pip.conf"
+    config.write_text("index-url = https://a/simple\n")
+    argv = [sys.executable, "-I", str(BOOTSTRAP / "pip_settings.py")]
+    done = subprocess.run(argv, env={"PIP_CONFIG_FILE": str(config)}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"pip's {config} cannot be read: File contains no section headers.\n"
 
 
 def test_uv_own_settings_win_over_pips(tmp_path: Path) -> None:
