@@ -6,15 +6,12 @@ The service and this process share nothing but the files of node/job/manager_ser
 
 from __future__ import annotations
 
-import importlib.metadata
+import math
 import queue
-import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from functools import cache
-from hashlib import sha256
 from typing import Any
 
 from invoke.exceptions import Exit
@@ -23,28 +20,25 @@ from fabfile import backends, targets
 from fabfile.backends.base import JobRecord, Unreachable, find_job
 from fabfile.backends.ssh.head import Head, lost_connections, runs
 from fabfile.managed import record as records
+from fabfile.managed import software
 from fabfile.managed.asked import MADE, NO_ROOM, NOT_MADE, as_the_head_sees
 from fabfile.managed.machines import Needs, OfStack
 from fabfile.managed.record import Record, me
 from fabfile.managed.replacement import NoRoom, NotReplaced
 from fabfile.managed.start import Options, follower
 from fabfile.output import hint, next_command, say
-from fabfile.remote import wheel
-from fabfile.remote.deploy import Package, install
 from fabfile.remote.fleet import Fleet
 from fabfile.remote.known_hosts import MANAGED
-from fabfile.stacks.pulumi_cli import ROOT
-from fabfile.workdir import requirements
+from fabfile.stacks import pulumi_cli
 from infra.inventory import SshCluster
 
-_CODE = ("fabfile", "infra", "node", "training", "bootstrap")
-_NEEDED = ("fabric", "PyYAML", "pathspec")
-"""The packages that the manager imports, beside those that they need."""
 _POLL = 2.0
 _PRESENT = 30.0
 """Seconds after its last word at which the manager takes us for gone."""
 _GIVE_UP = 600.0
 """Seconds without an answer of the head after which we end."""
+_UP = 60.0
+"""The same while there is no stack, as after `fab destroy`; in an `up` it may be so for a moment."""
 
 
 def check(stack: str) -> SshCluster:
@@ -55,46 +49,10 @@ def check(stack: str) -> SshCluster:
     return cluster
 
 
-@cache
-def _package() -> Package:
-    """This checkout's code for the manager."""
-    files = {}
-    for name in _CODE:
-        for path in sorted((ROOT / name).rglob("*")):
-            hidden = any(part[0] == "." or part == "__pycache__" for part in path.relative_to(ROOT).parts)
-            if path.is_file() and not hidden:
-                files[str(path.relative_to(ROOT))] = path.read_bytes()
-    content = wheel.archive(files)
-    return Package(sha256(content).hexdigest()[:16], content)
-
-
-def _packages() -> str:
-    """The Python packages that the manager needs, as pip's requirements, in the versions that are installed here."""
-    found: dict[str, str] = {}
-    left = [*_NEEDED]
-    while left:
-        name = left.pop()
-        try:
-            version, needs = importlib.metadata.version(name), importlib.metadata.requires(name) or []
-        except importlib.metadata.PackageNotFoundError:  # for another system, or another Python
-            continue
-        if name.lower() not in found:
-            found[name.lower()] = f"{name}=={version}"
-            left += [re.split(r"[^A-Za-z0-9._-]", line)[0] for line in needs if "extra ==" not in line]
-    return "".join(f"{found[name]}\n" for name in sorted(found))
-
-
 def prepare(stack: str) -> None:
     """Bring the head what its manager needs. Exit 1 if that fails: so before there is a job."""
     with Fleet(check(stack)) as fleet:
-        _equip(fleet)
-
-
-def _equip(fleet: Fleet) -> tuple[str, str]:
-    """The folders on the head with the manager's code, and with its Python."""
-    head = fleet.cluster.head
-    code = install(fleet, head, _package()).folder
-    return code, requirements.ensure(fleet, [head], _packages(), requirements.folder_of(fleet.cluster))[head.name]
+        software.bring(fleet)
 
 
 def hand_over(
@@ -106,7 +64,7 @@ def hand_over(
     cluster = check(chosen.stack)
     name = cluster.head.name
     with Fleet(cluster) as fleet:
-        code, path = _equip(fleet)
+        code, path = software.bring(fleet)
         order = {
             "who": me(),
             "seconds": 0.0 if chosen.detach else _PRESENT,
@@ -158,7 +116,7 @@ class _Line:
     def __init__(self, stack: str, job: str) -> None:
         self._stack, self._job = stack, job
         self.heard: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        """Each answer of the head; {"silent": why} for none."""
+        """Each answer of the head; for none {"silent": why, "patience": after how many seconds of that to give up}."""
         self.reply: dict[str, Any] | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -177,7 +135,9 @@ class _Line:
                     with Fleet(cluster) as fleet:
                         self._talk(cluster, Head(fleet))
             except (Unreachable, Exit) as error:
-                self.heard.put({"silent": str(getattr(error, "message", None) or error)})
+                no_stack = isinstance(error, Exit) and error.code == pulumi_cli.USAGE
+                why = str(getattr(error, "message", None) or error)
+                self.heard.put({"silent": why, "patience": _UP if no_stack else _GIVE_UP})
                 self._over.wait(_POLL)
 
     def _talk(self, cluster: SshCluster, head: Head) -> None:
@@ -213,7 +173,7 @@ def _serve(line: _Line, machines: OfStack, job: str, head: str) -> dict[str, Any
     """Returns how the manager has ended. Exit 1 if its head is silent for long, or has no manager any more."""
     done = other = ""
     for answer, silent in _answers(line):
-        if silent > _GIVE_UP:
+        if silent > answer.get("patience", math.inf):
             why = f"{head}, with the manager of {job}, has not answered for {silent:.0f} s: {answer['silent']}"
             raise Exit(hint(f"{why}\nnext: fab train --resume {job} --managed"), code=1)
         if silent:

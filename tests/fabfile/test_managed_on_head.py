@@ -18,7 +18,7 @@ from played_manager import Played, decisions, managed
 
 from fabfile import targets
 from fabfile.backends.base import JobState
-from fabfile.managed import asked, on_head, start
+from fabfile.managed import asked, on_head, software, start
 from fabfile.managed.asked import Asked, as_the_head_sees
 from fabfile.managed.machines import Needs
 from fabfile.managed.replacement import NoRoom, NotReplaced
@@ -89,7 +89,7 @@ def test_a_job_is_handed_over_with_its_bounds_and_without_the_operators_files(
 
     monkeypatch.setattr(start, "checked", lambda _stack: {"cloud": "", "max_hours": 0})
     monkeypatch.setattr(targets, "load_any", lambda _stack, _inventory: replace(CLUSTER, identity_file=""))
-    monkeypatch.setattr(on_head, "install", lambda *_: SimpleNamespace(folder="/code/abc"))
+    monkeypatch.setattr(software, "install", lambda *_: SimpleNamespace(folder="/code/abc"))
     monkeypatch.setattr(requirements, "ensure", lambda *_: {"node1": "/envs/def/bin"})
     monkeypatch.setattr(on_head, "Head", lambda _fleet: None)
     monkeypatch.setattr(on_head, "_ask", answer)
@@ -110,7 +110,7 @@ def test_the_head_gets_private_addresses_and_pinned_packages() -> None:
     assert {"identity_file", "jump_host"} & {key for key, value in seen.items() if value} == set()
     for node in seen["nodes"]:
         assert not node.get("ssh_host") and not node.get("console") and node["private_ip"].startswith("10.0.0.")
-    packages = on_head._packages().splitlines()
+    packages = software.packages().splitlines()
     assert all("==" in line for line in packages), packages
     assert {line.partition("==")[0] for line in packages} >= {"fabric", "paramiko", "invoke", "PyYAML", "pathspec"}
     assert not any(line.startswith(("pulumi", "torch")) for line in packages)
@@ -268,7 +268,6 @@ def test_a_manager_that_cannot_run_is_not_waited_for(answer: dict[str, Any], why
     assert stopped.value.code == 1 and "next: fab train --resume smoke-1 --managed" in str(stopped.value.message)
 
 
-def test_a_head_that_is_silent_for_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_head, "_GIVE_UP", -1.0)
+def test_a_head_that_is_silent_for_long_is_not_waited_for() -> None:
     with pytest.raises(Exit, match="node1, with the manager of smoke-1, has not answered for 0 s: No route to host"):
-        on_head._serve(Line({"silent": "No route to host"}), Machines(), "smoke-1", "node1")  # type: ignore[arg-type]
+        on_head._serve(Line({"silent": "No route to host", "patience": -1.0}), Machines(), "smoke-1", "node1")  # type: ignore[arg-type]
