@@ -23,12 +23,25 @@ hypothesis.settings.load_profile("trainyard")
 
 
 LONGEST = ("test_job_kills.py", "test_macos.py")
-"""Of `make faults` and of `make test`. Those of acceptance/ are long as well, but come before all others anyway."""
+"""Of `make faults` and of `make test`; they begin first."""
+SPREAD = 0.8
+"""Of all other files, the share between which those of acceptance/ stand."""
 
 
+@pytest.hookimpl(trylast=True)  # after -m has chosen
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files begin first: of two workers, none waits for one of them alone at the end."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    """Put the files into the order in which the workers take them. Those of acceptance/ mostly wait for machines, the
+    others compute: so they stand among each other, and the processors have work all the time. The longest come first,
+    and none of acceptance/ at the end: no worker is to end alone with a long one."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in sorted(items, key=lambda item: item.path.name not in LONGEST):
+        files.setdefault(item.path, []).append(item)
+    machines = [path for path in files if path.parent.name == "acceptance"]
+    others = [path for path in files if path.parent.name != "acceptance"]
+    step = SPREAD * len(others) / max(1, len(machines))
+    places = {path: number * step for number, path in enumerate(machines)}
+    places |= {path: float(number) for number, path in enumerate(others)}
+    items[:] = [item for path in sorted(places, key=lambda path: places[path]) for item in files[path]]
 
 
 @pytest.fixture(autouse=True)

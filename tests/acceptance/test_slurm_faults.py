@@ -285,9 +285,8 @@ def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
 
 
 @pytest.mark.long
-def test_a_manager_on_the_head_outlives_its_operator(
-    expected: dict[str, Any], cluster: Project, tmp_path: Path
-) -> None:
+def test_a_manager_on_the_head_outlives_its_operator(cluster: Project, tmp_path: Path) -> None:
+    cluster.fab("prepare", "smoke", managed_jobs.DATA, timeout=300)
     job = manager_on_head.outlives_its_operator(cluster, "node2", tmp_path, managed_jobs.DATA, "train.timeout=120")
     until(lambda: not parts(cluster, job), GONE_SECONDS, "nothing of the job is left")
     is_idle_again(cluster)
