@@ -25,6 +25,8 @@ MADE, NO_ROOM, NOT_MADE = "made", "no room", "not made"
 """What comes of a request."""
 _KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
 _POLL = 1.0
+_TAKEN = 300.0
+"""Seconds for which who makes machines may be silent meanwhile: an `up` goes on while a network does not."""
 
 
 class Asked:
@@ -77,8 +79,9 @@ class Asked:
             reply = files.read(self._own / REPLY)
             if reply.get("id") == number:
                 return reply
-            if self.nobody():
-                who = files.read(self._own / MAKER).get("who", "whoever made it")
+            maker = files.read(self._own / MAKER)
+            if float(maker.get("until", 0.0)) + _TAKEN < time.time():
+                who = maker.get("who", "whoever made it")
                 raise NotReplaced(f"{who} has gone meanwhile")
             time.sleep(_POLL)
 

@@ -43,8 +43,6 @@ class Manager:
 
     session: Session
     submission: Callable[[Backend, str, int], Submission]
-    resume: bool = False
-    """Whether a job that has ended is to be resumed, whatever ended it; until that is done."""
     _moving: Pause = field(default_factory=Pause)
     _resuming: Pause = field(default_factory=Pause)
     _attempt: int = 1
@@ -195,8 +193,8 @@ class Manager:
             return True
         seen = session.nodes()
         lost = dict(session.watch.lost(seen, (), time.monotonic()))
-        self.resume = self.resume or job.ended_by not in (endings.PROGRAM, endings.SOMEBODY)
-        if not self.resume:
+        session.record.resume |= job.ended_by not in (endings.PROGRAM, endings.SOMEBODY)
+        if not session.record.resume:
             if job.ended_by == endings.PROGRAM:
                 session.decide(f"{job.id} is not resumed, as it would end so again: {job.reason}")
             return True
@@ -246,7 +244,7 @@ class Manager:
                 others = [node.name for node in session.nodes() if node.name != session.head_name]
                 self._equipped(others, others)
             return
-        self.resume = False
+        record.resume = False
         session.decide(f"{started.id} resumed from its last checkpoint")
         session.tell_head()
 

@@ -17,15 +17,17 @@ from typing import Any
 from invoke.exceptions import Exit
 
 from fabfile import backends, targets
-from fabfile.backends.base import JobRecord, Unreachable, find_job
+from fabfile.backends.base import JobRecord, JobState, Unreachable, find_job
 from fabfile.backends.ssh.head import Head, lost_connections, runs
 from fabfile.managed import record as records
 from fabfile.managed import software
 from fabfile.managed.asked import MADE, NO_ROOM, NOT_MADE, as_the_head_sees
+from fabfile.managed.look import Look
 from fabfile.managed.machines import Needs, OfStack
 from fabfile.managed.record import Record, me
 from fabfile.managed.replacement import NoRoom, NotReplaced
 from fabfile.managed.start import Options, follower
+from fabfile.managed.watch import Seen
 from fabfile.output import hint, next_command, say
 from fabfile.remote.fleet import Fleet
 from fabfile.remote.known_hosts import MANAGED
@@ -59,7 +61,7 @@ def hand_over(
     chosen: Options, facts: Mapping[str, Any], record: Record, cursor: int | None, *, resume: bool
 ) -> JobRecord | None:
     """Have the job managed on its head, follow it to its end, and make machines for it meanwhile; returns its record,
-    or None if it is not to be followed. `record`: the job's, unless the head has one already; the rest is as in
+    or None if it is not to be followed. `record`: the job's, unless the head has a newer one; the rest is as in
     `manage`. Exit with the manager's code and words if that could not hold the job. Ctrl-C leaves both running."""
     cluster = check(chosen.stack)
     name = cluster.head.name
@@ -78,31 +80,31 @@ def hand_over(
             "code": code,
             "path": path,
             "record": records.plain(record),
-            "record_path": _record_path(record),
+            "record_path": _record_path(chosen.stack, record.job),
         }
-        _ask(Head(fleet), "start", record.job, order)
-    records.forget(chosen.stack, record.job)
-    say(f"{record.job} is managed on {name}: {record.bounds.shown()}")
+        with records.held(chosen.stack, record.job):
+            _ask(Head(fleet), "start", record.job, order)
+    say(f"{record.job} is managed on {name}")
     if chosen.detach:
         say(next_command(f"fab train --resume {record.job} --managed --on head   (follows it, and makes its machines)"))
         return None
     return _follow(chosen, facts, record.job, name, cursor)
 
 
-def take_back(stack: str, job: str) -> None:
-    """End a manager on the job's head, if there is one, and keep what it knows of the job here."""
-    cluster = targets.load_any(stack, "")
+def recall(chosen: Options, job: str) -> None:
+    """Get the record of a manager on the job's head, if there is or was one; end that manager, unless it is to stay."""
+    cluster = targets.load_any(chosen.stack, "")
     if not isinstance(cluster, SshCluster):
         return
     with Fleet(cluster) as fleet:
-        found = _ask(Head(fleet), "stop", job, {"record_path": f".trainyard/{stack}/{MANAGED}/{job}.json"})["record"]
+        order = {"record_path": _record_path(chosen.stack, job)}
+        found = _ask(Head(fleet), "record" if chosen.on else "stop", job, order)["record"]
     if found is not None:
-        say(f"{job} is no longer managed on {cluster.head.name}")
-        records.keep(stack, job, found)
+        records.keep(chosen.stack, job, found)
 
 
-def _record_path(record: Record) -> str:
-    return f".trainyard/{record.stack}/{MANAGED}/{record.job}.json"
+def _record_path(stack: str, job: str) -> str:
+    return f".trainyard/{stack or pulumi_cli.default_stack()}/{MANAGED}/{job}.json"
 
 
 def _ask(head: Head, verb: str, job: str, order: dict[str, Any]) -> dict[str, Any]:
@@ -156,7 +158,7 @@ class _Line:
 def _follow(chosen: Options, facts: Mapping[str, Any], job: str, head: str, cursor: int | None) -> JobRecord:
     """Show the job's log and do what its manager asks for, until that has ended."""
     machines = OfStack(chosen.stack, facts)
-    shown = follower(chosen, lambda: backends.of(machines.cluster()), job, cursor)
+    shown = follower(chosen, lambda: backends.of(machines.cluster()), job, cursor, leave_out="")
     line = _Line(chosen.stack, job)
     try:
         ended = _serve(line, machines, job, head)
@@ -164,9 +166,13 @@ def _follow(chosen: Options, facts: Mapping[str, Any], job: str, head: str, curs
         line.close()
     shown.wait()
     if ended["code"]:
-        raise Exit(hint(str(ended["text"])), code=int(ended["code"]))
+        text = "".join(letter for letter in str(ended["text"]) if letter.isprintable() or letter == "\n")
+        raise Exit(hint(text), code=int(ended["code"]))
     with backends.of(machines.cluster()) as backend:
-        return find_job(backend, job)
+        found = find_job(backend, job)
+    if found.state == JobState.SUCCEEDED:
+        records.forget(chosen.stack, job)
+    return found
 
 
 def _serve(line: _Line, machines: OfStack, job: str, head: str) -> dict[str, Any]:
@@ -204,15 +210,35 @@ def _answers(line: _Line) -> Iterator[tuple[dict[str, Any], float]]:
 
 
 def _made(machines: OfStack, request: Mapping[str, Any]) -> dict[str, str]:
-    """Do what the manager asks for; the reply."""
-    say(f"making {', '.join(request['names'])} again, for the manager")
+    """Do what the manager asks for; the reply. Whoever can write on the head can ask: so it is checked here, too."""
     try:
-        machines.make_again(request["names"], request["gone"], Needs(**request["needs"]))
+        names, needs = [str(name) for name in request["names"]], Needs(**request["needs"])
+        cluster = machines.cluster()
+        assert isinstance(cluster, SshCluster)
+        if wrong := [name for name in names if name not in [node.name for node in cluster.nodes]]:
+            raise NotReplaced(f"{cluster.name} has no {wrong[0]!r}")
+        if cluster.head.name in names and not (cluster.shared_dir or cluster.data_url):
+            raise NotReplaced(f"{cluster.head.name}, the head, alone has the job's files")
+        seen = _seen(cluster)
+        lost = [name for name in names if not seen[name].is_well]  # who asked may have asked twice
+        say(f"making {', '.join(lost) or 'nothing'} again, for the manager")
+        if lost:
+            machines.make_again(lost, [name for name in lost if seen[name].state == "gone"], needs)
     except NoRoom as error:
         return {"result": NO_ROOM, "why": str(error)}
     except (NotReplaced, Exit) as error:
         return {"result": NOT_MADE, "why": " ".join(str(getattr(error, "message", None) or error).split())}
+    except (KeyError, TypeError, ValueError) as error:
+        return {"result": NOT_MADE, "why": f"the request cannot be read: {error!r}"}
     return {"result": MADE, "why": ""}
+
+
+def _seen(cluster: SshCluster) -> dict[str, Seen]:
+    look = Look(cluster)
+    try:
+        return {node.name: node for node in look.nodes()}
+    finally:
+        look.close()
 
 
 def how_to_go_on(job: str) -> str:

@@ -46,6 +46,8 @@ class Record:
     """{"time", "text", "usd"}: all, the oldest first."""
     sent: int = 0  # how many of the decisions the head has
     manager: str = ""  # who managed it last
+    resume: bool = False  # whether it is to be started again, whatever ended it; until that is done
+    paused_until: float = 0.0  # until when the time since its end is accounted for
 
     def tries(self, attempt: int) -> int:
         """Replacements, and restarts until this attempt. Going on on other nodes is no restart."""
@@ -59,8 +61,10 @@ class Record:
         """Since the job's start."""
         return (now - self.began) / 3600
 
-    def pause(self, seconds: float) -> None:
-        """The job did not run for so long: that counts neither as time nor as cost."""
+    def pause(self, since: float, now: float) -> None:
+        """The job has not run since then: that counts neither as time nor as cost, once."""
+        seconds = max(0.0, now - max(since, self.paused_until))
+        self.paused_until = now
         self.began += seconds
         self.prices = [(since + seconds, usd) for since, usd in self.prices]
 
@@ -88,8 +92,9 @@ def path_of(stack: str, job: str) -> Path:
 
 
 def keep(stack: str, job: str, found: dict[str, Any]) -> None:
-    """Keep a record that another machine has written, unless there is one here."""
-    if not path_of(stack, job).exists():
+    """Keep a record that another machine has written, unless the one here has more decisions."""
+    own = load(stack, job)
+    if own is None or len(own.decisions) <= len(found.get("decisions", ())):
         write(path_of(stack, job), json.dumps(found, indent=1))
 
 

@@ -57,7 +57,11 @@ def _managed(run_dir: Path, settings: dict[str, Any]) -> str:
         return Session(record, facts, machines, chosen.elastic)
 
     resubmit = resubmission(chosen.bounds.tries, elastic=chosen.elastic)
-    return hold(session, record, resubmit, resume=settings["resume"]).state
+    if settings["resume"]:  # once, not when the service comes back
+        record.resume = True
+        record.save()
+        files.write(run_dir / FOLDER / SETTINGS, {**settings, "resume": False})
+    return hold(session, record, resubmit, resume=False).state
 
 
 def _when_it_answers(machines: Asked, ask: Callable[[Backend], Record]) -> Record:
@@ -69,7 +73,7 @@ def _when_it_answers(machines: Asked, ask: Callable[[Backend], Record]) -> Recor
                 return ask(backend)
         except (Exit, Unreachable) as error:
             if time.monotonic() > until:
-                raise
+                raise TimeoutError(f"the head does not answer: {error}") from None  # systemd starts the service again
             say(f"tried again: {getattr(error, 'message', None) or error}")
             time.sleep(_AGAIN)
 

@@ -14,6 +14,7 @@ from fabfile.stacks.pulumi_cli import ROOT
 from fabfile.workdir import requirements
 
 _CODE = ("fabfile", "infra", "node", "training", "bootstrap")
+_KINDS = (".py", ".toml", ".sh", ".env")
 _NEEDED = ("fabric", "PyYAML", "pathspec")
 """The packages that the manager imports, beside those that they need."""
 
@@ -31,8 +32,8 @@ def _package() -> Package:
     files = {}
     for name in _CODE:
         for path in sorted((ROOT / name).rglob("*")):
-            hidden = any(part[0] == "." or part == "__pycache__" for part in path.relative_to(ROOT).parts)
-            if path.is_file() and not hidden:
+            hidden = any(part[0] == "." for part in path.relative_to(ROOT).parts)
+            if path.suffix in _KINDS and not hidden:  # nothing else that may lie there: the job's programs can read it
                 files[str(path.relative_to(ROOT))] = path.read_bytes()
     content = wheel.archive(files)
     return Package(sha256(content).hexdigest()[:16], content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,8 +14,8 @@ from invoke.exceptions import Exit
 from fabfile.backends.base import NO_MIRROR, Backend, JobRecord, JobState, find
 from fabfile.backends.submission import Submission
 from fabfile.managed import record as records
-from fabfile.managed.bounds import TRIES, Bounds
-from fabfile.managed.follower import Follower
+from fabfile.managed.bounds import Bounds
+from fabfile.managed.follower import OWN, Follower
 from fabfile.managed.machines import OfStack
 from fabfile.managed.manager import Manager
 from fabfile.managed.places import KEYS
@@ -85,8 +84,14 @@ class Options:
     @property
     def bounds(self) -> Bounds:
         """Where the manager stops the job."""
-        usd, hours = (math.inf if value is None else value for value in (self.max_usd, self.max_hours))
-        return Bounds(usd, hours, TRIES if self.tries is None else self.tries)
+        return self.bounds_after(Bounds())
+
+    def bounds_after(self, before: Bounds) -> Bounds:
+        """The same for a job that was managed before: what is not given stays as it was."""
+        given = (self.max_usd, self.max_hours, self.tries)
+        were = (before.max_usd, before.max_hours, before.tries)
+        usd, hours, tries = (old if new is None else new for new, old in zip(given, were, strict=True))
+        return Bounds(usd, hours, int(tries))
 
 
 def _list(flag: str, text: str) -> tuple[str, ...]:
@@ -96,9 +101,10 @@ def _list(flag: str, text: str) -> tuple[str, ...]:
     return words
 
 
-def agree(chosen: Options, backend: Backend, mirror: str, nodes: int) -> Mapping[str, Any]:
+def agree(chosen: Options, backend: Backend, mirror: str, nodes: int, *, is_known: bool = False) -> Mapping[str, Any]:
     """Check the options against the stack, say the price and what will be done without a question, and ask once.
-    `mirror`: the job's. Returns the stack's facts. Exit 2 for what cannot be, 1 after a no."""
+    `mirror`: the job's; `is_known`: it may have been managed before. Returns the stack's facts. Exit 2 for what cannot
+    be, 1 after a no."""
     must_be_answerable(chosen.yes)
     facts = checked(chosen.stack)
     if not _usd(backend, nodes) and chosen.max_usd is not None:
@@ -111,7 +117,8 @@ def agree(chosen: Options, backend: Backend, mirror: str, nodes: int) -> Mapping
     _check_places(chosen.stack, facts, mirror, places)
     others = "; without room there, in " if places else ""
     others += ", ".join(f"{KEYS[name]} {value}" for name, values in places.items() for value in values)
-    say(f"managed: nodes of {chosen.stack} that are lost are made again{others}; {chosen.bounds.shown()}")
+    bounds = "what is not given of its bounds stays as it was" if is_known else chosen.bounds.shown()
+    say(f"managed: nodes of {chosen.stack} that are lost are made again{others}; {bounds}")
     if chosen.on:
         say("managed: by a service on the head, for which this command makes machines while it follows the job")
     if hours:
@@ -168,19 +175,20 @@ def check_elastic(stack: str) -> None:
 
 
 def record_of(chosen: Options, backend: Backend, job: str, nodes: int) -> Record:
-    """The job's record from before, or a new one; with these options' bounds. `nodes`: the job's full size. The time
-    between a job's end and its resumption counts neither as time nor as cost."""
+    """The job's record from before, or a new one; with the bounds that these options give. `nodes`: the job's full
+    size. The time between a job's end and its resumption counts neither as time nor as cost."""
     there, now = find(backend.jobs(), job), time.time()
     found = records.load(chosen.stack, job)
     if found is not None:
         if there is not None and there.state.is_final:
-            found.pause(now - (there.ended or now))
+            found.pause(there.ended or now, now)
     else:
         began = _began(there) if there else now
         attempt = max(1, there.attempt) if there else 1
         found = Record(job, chosen.stack, nodes, began, prices=[(began, _usd(backend, nodes))], first_attempt=attempt)
     places = chosen.places()
-    found.bounds, found.zones, found.types = chosen.bounds, list(places["zones"]), list(places["types"])
+    found.bounds = chosen.bounds_after(found.bounds)
+    found.zones, found.types = list(places["zones"]), list(places["types"])
     return found
 
 
@@ -208,9 +216,11 @@ def manage(
     return hold(session, record, resubmit, resume=resume, follow=follow)
 
 
-def follower(chosen: Options, connect: Callable[[], Backend], job: str, cursor: int | None) -> Follower:
+def follower(
+    chosen: Options, connect: Callable[[], Backend], job: str, cursor: int | None, leave_out: str = OWN
+) -> Follower:
     """Shows the job's log from there; without a `cursor` its last lines first."""
-    return Follower(connect, job, cursor or 0, _TAIL if cursor is None else -1, chosen.every)
+    return Follower(connect, job, cursor or 0, _TAIL if cursor is None else -1, chosen.every, leave_out)
 
 
 def hold(
@@ -223,13 +233,14 @@ def hold(
 ) -> JobRecord:
     """Hold a job to its end, as `manage` does; `follow` shows its log meanwhile."""
     with records.held(record.stack, record.job), _interruptible():
+        record.resume = record.resume or resume
         record.save()
         session, job = connected(), None
         try:
             session.tell_head()
             session.decide(f"{record.job} is managed: {record.bounds.shown()}")
             shown = follow(session.connect) if follow else None
-            job = Manager(session, resubmit, resume=resume).run()
+            job = Manager(session, resubmit).run()
             if shown:
                 shown.wait()
             return _ended(session, job)

@@ -15,6 +15,7 @@ from invoke.tasks import task
 from fabfile import backends, clusters_together, sweep
 from fabfile import resume as resuming
 from fabfile.backends.base import Backend, JobRecord, JobState, LogRequest
+from fabfile.backends.base import find as find_in
 from fabfile.backends.submission import Submission, Submitted
 from fabfile.clusters_together import Wanted
 from fabfile.command_line import AtLeast
@@ -182,6 +183,8 @@ def _train_managed(
     ):
         if manager.on:
             on_head.check(manager.stack)
+        if resume and (before := find_in(backend.jobs(), resume)):
+            on_head.recall(manager, before.id)
         there = managing.known(manager, backend, resume) if not overrides else None
         if there is not None:
             started.append(Submitted(there.id))
@@ -220,9 +223,9 @@ def _managed(
     if manager.elastic:
         managing.check_elastic(manager.stack)
     if facts is None:
-        facts = managing.agree(manager, backend, tomllib.loads(begun.text)["checkpoint"]["mirror"], begun.nodes)
-    if cursor is None and not manager.on:
-        on_head.take_back(manager.stack, job)
+        facts = managing.agree(
+            manager, backend, tomllib.loads(begun.text)["checkpoint"]["mirror"], begun.nodes, is_known=True
+        )
     record = managing.record_of(manager, backend, job, begun.nodes)
     if manager.on:
         return on_head.hand_over(manager, facts, record, cursor, resume=resume)

@@ -33,13 +33,14 @@ _UNITS = Path("/etc/systemd/system")
 _UNIT = """[Unit]
 Description=Trainyard: the manager of job {job}
 After=network-online.target ssh.service
+RequiresMountsFor={run_dir}
 
 [Service]
 User={user}
 WorkingDirectory=~
 Environment=PATH={path}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-Environment=PYTHONPATH={code} PYTHONUNBUFFERED=1
-ExecStart={path}/python -m fabfile.managed.service {run_dir}
+Environment=PYTHONPATH={code} PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 PYTHONNOUSERSITE=1
+ExecStart={path}/python -m fabfile.managed.service {run_dir} {code}/launch
 Restart=on-failure
 RestartSec=5
 KillSignal=SIGINT
@@ -48,21 +49,22 @@ TimeoutStopSec=20
 [Install]
 WantedBy=multi-user.target
 """
-"""A file of its own, not systemd-run: so it comes back with a head that reboots."""
+"""A file of its own, not systemd-run: so it comes back with a head that reboots. The last word says which version of
+the code is in use (node/install.py)."""
 
 
 def main(argv: list[str]) -> int:
     """`manager start|stop|look RUN_DIR`, with an order as JSON on stdin; prints the answer as JSON.
 
     start {"who", "seconds", "settings", "inventory", "code", "path", "record"}: (re)start the manager, whose maker is
-          `who` for so many seconds (0: nobody); `record` only if there is none yet
-    stop {}: end it, if it runs: {"record": its record of the job, or null}
+          `who` for so many seconds (0: nobody); of `record` and the head's own that with more decisions counts
+    record, stop {"record_path"}: {"record": its record of the job, or null}; `stop` ends it before, if it runs
     look {"who", "seconds", "reply", "inventory"}: renew a maker's presence, and see what the manager wants; if another
          maker is there, only its name
     """
     verb, run_dir = argv[0], files.absolute(argv[1])
     order: Record = json.loads(sys.stdin.readline())
-    answer = {"start": _start, "stop": _stop, "look": _look}[verb](run_dir, order)
+    answer = {"start": _start, "record": _record, "stop": _stop, "look": _look}[verb](run_dir, order)
     print(json.dumps(answer), flush=True)
     return 0
 
@@ -83,7 +85,7 @@ def _start(run_dir: Path, order: Record) -> Record:
     if order["seconds"]:
         files.write(own / MAKER, {"who": order["who"], "until": time.time() + order["seconds"]})
     record = Path.home() / order["record_path"]
-    if order["record"] is not None and not record.exists():
+    if order["record"] is not None and _age(order["record"]) >= _age(files.read(record)):
         record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.write(record, order["record"])
     text = _UNIT.format(
@@ -103,16 +105,22 @@ def _stop(run_dir: Path, order: Record) -> Record:
     """End the manager for good. Its job goes on."""
     _end(run_dir)
     (run_dir / FOLDER / ENDED).unlink(missing_ok=True)
-    record = Path.home() / order["record_path"]
-    found = files.read(record) or None
-    record.unlink(missing_ok=True)
-    return {"record": found}
+    return _record(run_dir, order)
+
+
+def _record(_run_dir: Path, order: Record) -> Record:
+    return {"record": files.read(Path.home() / order["record_path"]) or None}
+
+
+def _age(record: Record) -> int:
+    """A manager's record only grows."""
+    return len(record.get("decisions", ()))
 
 
 def _look(run_dir: Path, order: Record) -> Record:
     """What the manager wants, and how it is. The inventory is the maker's newest."""
     own = run_dir / FOLDER
-    if not own.is_dir():
+    if not ((_UNITS / unit_of(run_dir)).exists() or (own / ENDED).exists()):
         return {"is_there": False}
     known = {"is_there": True, "last": _why_it_fails(run_dir), "ended": files.read(own / ENDED)}
     maker = files.read(own / MAKER)
@@ -134,9 +142,10 @@ def _look(run_dir: Path, order: Record) -> Record:
 
 def _why_it_fails(run_dir: Path) -> str:
     """The last words of a manager that systemd starts again and again; empty: it runs, or has ended."""
-    asked = ["systemctl", "show", "--property=NRestarts", "--value", unit_of(run_dir)]
-    restarts = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-    if not restarts.isdigit() or int(restarts) < _RESTARTS:
+    asked = ["systemctl", "show", "--property=NRestarts,SubState", unit_of(run_dir)]
+    shown = subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+    state = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    if state.get("SubState") not in ("auto-restart", "failed") or int(state.get("NRestarts", 0)) < _RESTARTS:
         return ""
     asked = ["sudo", "-n", "journalctl", "--unit", unit_of(run_dir), "--lines=1", "--output=cat"]
     return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or "it says nothing"

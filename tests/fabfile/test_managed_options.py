@@ -42,7 +42,7 @@ CHOSEN = Options(
 @pytest.fixture(autouse=True)
 def free_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "checked", lambda _stack: {"cloud": "", "max_hours": 0})
-    monkeypatch.setattr(on_head, "take_back", lambda _stack, _job: None)
+    monkeypatch.setattr(on_head, "recall", lambda _chosen, _job: None)
 
 
 @pytest.mark.parametrize(

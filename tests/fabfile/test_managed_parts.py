@@ -74,7 +74,7 @@ def test_tries_are_replacements_and_restarts_but_no_moves() -> None:
 def test_a_pause_costs_nothing_and_takes_no_time() -> None:
     record = Record("demo-1", "yard", 3, 1000.0, prices=[(1000.0, 3.0), (4600.0, 6.0)])
     usd, hours = record.usd(8200.0), record.hours(8200.0)
-    record.pause(86400.0)
+    record.pause(0.0, 86400.0)
     assert (record.usd(8200.0 + 86400), record.hours(8200.0 + 86400)) == pytest.approx((usd, hours)) == (9.0, 2.0)
 
 

@@ -35,7 +35,7 @@ class Systemd:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[str] = []
-        self.restarts, self.journal = "0", ""
+        self.restarts, self.state, self.journal = "0", "running", ""
         monkeypatch.setattr(subprocess, "run", self.run)
 
     def run(self, argv: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
@@ -48,7 +48,7 @@ class Systemd:
         elif words[0] == "journalctl":
             out = self.journal
         elif words[1] == "show":
-            out = f"{self.restarts}\n"
+            out = f"NRestarts={self.restarts}\nSubState={self.state}\n"
         else:
             self.asked.append(" ".join(words[1:]))
         return subprocess.CompletedProcess(argv, 0, out, "")
@@ -84,7 +84,7 @@ def test_it_is_a_service_that_comes_back_with_its_head(
 ) -> None:
     assert ask("start", **BEGINNING) == {"unit": "trainyard-manager-smoke-1.service"}
     unit = (tmp_path / "units/trainyard-manager-smoke-1.service").read_text()
-    assert f"ExecStart=/envs/def/bin/python -m fabfile.managed.service {run_dir}\n" in unit
+    assert f"ExecStart=/envs/def/bin/python -m fabfile.managed.service {run_dir} /code/abc/launch\n" in unit
     assert "Environment=PYTHONPATH=/code/abc " in unit and "WantedBy=multi-user.target" in unit
     assert systemd.asked == ["daemon-reload", "enable --quiet --now trainyard-manager-smoke-1.service"]
     assert files.read(run_dir / FOLDER / SETTINGS) == {"nodes": 3}
@@ -96,13 +96,15 @@ def test_one_that_is_started_again_forgets_what_was_asked_and_keeps_its_own_reco
     ask: Any, run_dir: Path, tmp_path: Path, systemd: Systemd
 ) -> None:
     ask("start", **BEGINNING)
-    files.write(tmp_path / RECORD, {"job": "smoke-1", "replaced": 2})
+    files.write(tmp_path / RECORD, {"job": "smoke-1", "replaced": 2, "decisions": [{}]})
     for name in (REQUEST, REPLY, ENDED):
         files.write(run_dir / FOLDER / name, {"id": "1"})
     systemd.asked.clear()
     ask("start", **BEGINNING)
     assert systemd.asked[0] == "disable --quiet --now trainyard-manager-smoke-1.service", "never two of them"
     assert files.read(tmp_path / RECORD)["replaced"] == 2
+    ask("start", **{**BEGINNING, "record": {"job": "smoke-1", "replaced": 3, "decisions": [{}, {}]}})
+    assert files.read(tmp_path / RECORD)["replaced"] == 3, "another machine has managed it meanwhile"
     assert [name for name in (REQUEST, REPLY, ENDED) if (run_dir / FOLDER / name).exists()] == []
 
 
@@ -135,10 +137,11 @@ def test_one_maker_at_a_time(ask: Any, run_dir: Path, systemd: Systemd) -> None:
 
 def test_one_that_cannot_run_says_why(ask: Any, systemd: Systemd) -> None:
     ask("start", **BEGINNING)
-    systemd.restarts, systemd.journal = "5", "ModuleNotFoundError: No module named 'fabric'\n"
+    systemd.restarts, systemd.state = "5", "auto-restart"
+    systemd.journal = "ModuleNotFoundError: No module named 'fabric'\n"
     assert ask("look", **LOOK)["last"] == "ModuleNotFoundError: No module named 'fabric'"
-    systemd.restarts = "1"
-    assert ask("look", **LOOK)["last"] == "", "it was killed once, and runs again"
+    systemd.state = "running"
+    assert ask("look", **LOOK)["last"] == "", "it was killed now and then, and runs"
 
 
 def test_who_takes_the_job_back_gets_its_record(ask: Any, run_dir: Path, tmp_path: Path, systemd: Systemd) -> None:
@@ -146,7 +149,8 @@ def test_who_takes_the_job_back_gets_its_record(ask: Any, run_dir: Path, tmp_pat
     ask("start", **BEGINNING)
     assert ask("stop", record_path=RECORD) == {"record": {"job": "smoke-1"}}
     assert "disable --quiet --now trainyard-manager-smoke-1.service" in systemd.asked
-    assert not (tmp_path / RECORD).exists() and [*(tmp_path / "units").iterdir()] == []
+    assert (tmp_path / RECORD).exists() and [*(tmp_path / "units").iterdir()] == []
+    assert ask("look", **LOOK) == {"is_there": False}
 
 
 def test_one_that_has_ended_does_not_come_back(ask: Any, run_dir: Path, tmp_path: Path, systemd: Systemd) -> None:
