@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -20,6 +21,10 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # No deadline for one example: a test machine may be busy, and times are measured in bench/.
 hypothesis.settings.register_profile("trainyard", deadline=None)
 hypothesis.settings.load_profile("trainyard")
+
+# Python looks for cycles of garbage after each 700 new objects, in old ones as well. With the clouds' SDKs loaded that
+# is a good part of a Pulumi program's time, and a run of the tests ends before garbage is a matter of memory.
+gc.set_threshold(50_000, 20, 100)
 
 
 LONGEST = ("test_job_kills.py", "test_macos.py")
