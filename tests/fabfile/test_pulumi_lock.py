@@ -26,20 +26,35 @@ from fabfile.verbs import recover as recovering
 pytestmark = pytest.mark.skipif(not shutil.which("pulumi"), reason="no pulumi on this machine")
 
 
-@pytest.fixture
-def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a file backend with the stacks `mine` and `other`, each with a backup of its state."""
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home, a project and a file backend with the stacks `mine` and `other`, each with a backup of its state. For all
+    tests, as pulumi needs 2 s for it; each has a copy."""
+    folder = tmp_path_factory.mktemp("made")
     for name in ("home", "state", "project"):
-        (tmp_path / name).mkdir()
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("PULUMI_BACKEND_URL", f"file://{tmp_path}/state")
-    monkeypatch.setattr(pulumi_cli, "ROOT", tmp_path / "project")
-    (tmp_path / "project/Pulumi.yaml").write_text("name: trainyard\nruntime: yaml\n")
-    for stack in ("mine", "other"):
-        pulumi_cli.ask(["pulumi", "stack", "init", stack, "--non-interactive"])
-        empty = pulumi_cli.ask(["pulumi", "stack", "export", "--stack", stack])
-        pulumi_cli.ask(["pulumi", "stack", "import", "--stack", stack], stdin=empty)
+        (folder / name).mkdir()
+    (folder / "project/Pulumi.yaml").write_text("name: trainyard\nruntime: yaml\n")
+    with pytest.MonkeyPatch.context() as patch:
+        use(folder, patch)
+        for stack in ("mine", "other"):
+            pulumi_cli.ask(["pulumi", "stack", "init", stack, "--non-interactive"])
+            empty = pulumi_cli.ask(["pulumi", "stack", "export", "--stack", stack])
+            pulumi_cli.ask(["pulumi", "stack", "import", "--stack", stack], stdin=empty)
+    return folder
+
+
+@pytest.fixture
+def backend(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a file backend with the stacks `mine` and `other`, each with a backup of its state."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    use(tmp_path, monkeypatch)
     return tmp_path / "state/.pulumi"
+
+
+def use(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("HOME", str(folder / "home"))
+    patch.setenv("PULUMI_BACKEND_URL", f"file://{folder}/state")
+    patch.setattr(pulumi_cli, "ROOT", folder / "project")
 
 
 @pytest.fixture(autouse=True)
