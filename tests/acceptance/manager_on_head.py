@@ -29,7 +29,8 @@ def outlives_its_operator(project: Project, lost: str, logs: Path, *options: str
     operator = project.start("train", "smoke", *ENDLESS, *options, *managed, log=first)
     until(lambda: "step 100/" in first.read_text(), PATIENCE, lambda: f"step 100:\n{first.read_text()}")
     (job,) = re.findall(r"^(\S+-\d+): 3 ranks", first.read_text(), re.M)
-    assert f"{job} is managed on node1: at most 20 replacements and restarts" in first.read_text()
+    assert f"{job} is managed on node1\n" in first.read_text()
+    assert f"managed: {job} is managed: at most 20 replacements and restarts" in first.read_text(), "its own words"
     os.killpg(operator.pid, signal.SIGKILL)
 
     def log() -> str:
