@@ -65,4 +65,4 @@ def outlives_its_operator(project: Project, lost: str, logs: Path, *options: str
     assert re.search(rf"{job} CANCELLED: stopped: step \d+ is in the checkpoint", second.read_text())
     units = nodes.machine(project.stack, "node1").root / "etc/systemd/system"
     until(lambda: not [*units.glob("trainyard-manager-*")], 30, "the manager is gone with its job")
-    return job
+    return str(job)

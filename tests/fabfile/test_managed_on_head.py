@@ -20,9 +20,7 @@ from fabfile import targets
 from fabfile.backends.base import JobState
 from fabfile.managed import asked, on_head, software, start
 from fabfile.managed.asked import Asked, as_the_head_sees
-from fabfile.managed.bounds import Bounds
 from fabfile.managed.machines import Needs
-from fabfile.managed.record import Record
 from fabfile.managed.replacement import NoRoom, NotReplaced
 from fabfile.managed.watch import Seen
 from fabfile.workdir import requirements
@@ -294,30 +292,6 @@ def test_a_machine_that_is_well_again_is_left_alone(seen: dict[str, Seen]) -> No
     machines = Machines()
     assert on_head._made(machines, REQUESTED["request"])["result"] == "made"  # type: ignore[arg-type]
     assert machines.made == []
-
-
-@pytest.mark.parametrize(
-    ("given", "bounds"),
-    [
-        ({}, Bounds(20.0, 5.0, 3)),
-        ({"max_usd": 30.0}, Bounds(30.0, 5.0, 3)),
-        ({"max_hours": 6.0, "tries": 4}, Bounds(20.0, 6.0, 4)),
-    ],
-)
-def test_a_bound_that_is_not_given_again_stays(given: dict[str, Any], bounds: Bounds) -> None:
-    """Who only comes to have a machine made lifts none."""
-    nothing = {"max_usd": None, "max_hours": None, "tries": None}
-    options = {"stack": "yard", "inventory": "", "detach": False, "every": None, "zones": "", "types": "", "yes": True}
-    assert start.Options(**options, **{**nothing, **given}).bounds_after(Bounds(20.0, 5.0, 3)) == bounds
-
-
-def test_the_time_since_a_jobs_end_is_left_out_once() -> None:
-    record = Record("smoke-1", "yard", 3, 1000.0, prices=[(1000.0, 3.0)])
-    record.pause(2000.0, 5000.0)
-    record.pause(2000.0, 5000.0)
-    assert record.began == 4000.0 and record.usd(5000.0) == pytest.approx(3 * 1000 / 3600)
-    record.pause(2000.0, 6000.0)
-    assert record.began == 5000.0
 
 
 @pytest.mark.parametrize(

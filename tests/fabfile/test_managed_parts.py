@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from invoke.exceptions import Exit
@@ -15,6 +16,7 @@ from fabfile.managed import record as records
 from fabfile.managed.bounds import Bounds, spent
 from fabfile.managed.places import Place, Places
 from fabfile.managed.record import Record
+from fabfile.managed.start import Options
 from fabfile.managed.watch import CUT_OFF, PATIENCE, SILENT, Seen, Watch
 
 WELL = [Seen("node1", "ready"), Seen("node2", "ready"), Seen("node3", "ready")]
@@ -164,3 +166,28 @@ def test_decisions_are_json_that_others_can_read(home: Path) -> None:
     record.decide("goes on")
     (one,) = json.loads(records.path_of("yard", "demo-1").read_text())["decisions"]
     assert one.keys() == {"time", "text", "usd"} and one["text"] == "goes on"
+
+
+@pytest.mark.parametrize(
+    ("given", "bounds"),
+    [
+        ({}, Bounds(20.0, 5.0, 3)),
+        ({"max_usd": 30.0}, Bounds(30.0, 5.0, 3)),
+        ({"max_hours": 6.0, "tries": 4}, Bounds(20.0, 6.0, 4)),
+    ],
+)
+def test_a_bound_that_is_not_given_again_stays(given: dict[str, Any], bounds: Bounds) -> None:
+    """Who only comes to have a machine made lifts none."""
+    nothing: dict[str, Any] = {"max_usd": None, "max_hours": None, "tries": None}
+    words: dict[str, Any] = {"stack": "yard", "inventory": "", "detach": False, "every": None, "yes": True}
+    chosen = Options(**words, zones="", types="", **{**nothing, **given})
+    assert chosen.bounds_after(Bounds(20.0, 5.0, 3)) == bounds
+
+
+def test_the_time_since_a_jobs_end_is_left_out_once() -> None:
+    record = Record("smoke-1", "yard", 3, 1000.0, prices=[(1000.0, 3.0)])
+    record.pause(2000.0, 5000.0)
+    record.pause(2000.0, 5000.0)
+    assert record.began == 4000.0 and record.usd(5000.0) == pytest.approx(3 * 1000 / 3600)
+    record.pause(2000.0, 6000.0)
+    assert record.began == 5000.0
