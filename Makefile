@@ -16,8 +16,8 @@ SHELL := /bin/bash
 .PHONY: help install demo test faults bench bare bare-clean debian pulumi key clean
 
 PYTHON ?= python3
-# Machines boot and wait: two workers use the time. The tests of a file share a cluster, and stay together; those that
-# boot machines come first, so that no worker ends alone with a long one.
+# Machines boot and wait: two workers use the time. The tests of a file share a cluster, and stay together; the order of
+# the files is that of tests/conftest.py.
 PYTEST_ARGS ?= --numprocesses 2 --dist loadscope --no-loadscope-reorder
 VENV := .venv
 BENCHES ?= tests/bench/bench_*.py

@@ -37,18 +37,19 @@ def main(argv: list[str]) -> int:
     run_dir = Path(argv[0])
     os.utime(ROOT)  # so that this version of the code stays on the node
     try:
-        code, text, state = 0, "", _managed(run_dir, files.read(run_dir / FOLDER / SETTINGS))
+        _managed(run_dir, files.read(run_dir / FOLDER / SETTINGS))
+        code, text = 0, ""
     except Exit as error:
-        code, text, state = int(error.code or 1), str(error.message), ""
+        code, text = int(error.code or 1), str(error.message)
         say(text)
     except KeyboardInterrupt:  # the service is stopped: the job goes on, and may be managed from elsewhere
         return 0
-    over(run_dir, code, text, state)
+    over(run_dir, code, text)
     return 0
 
 
-def _managed(run_dir: Path, settings: dict[str, Any]) -> str:
-    """The job's state at its end."""
+def _managed(run_dir: Path, settings: dict[str, Any]) -> None:
+    """Hold the job to its end. Exit if that cannot be done."""
     chosen, facts = Options(**settings["options"]), settings["facts"]
     machines = Asked(run_dir, facts)
     record = _when_it_answers(machines, lambda backend: record_of(chosen, backend, run_dir.name, settings["nodes"]))
@@ -56,12 +57,12 @@ def _managed(run_dir: Path, settings: dict[str, Any]) -> str:
     def session() -> Session:
         return Session(record, facts, machines, chosen.elastic)
 
-    resubmit = resubmission(chosen.bounds.tries, elastic=chosen.elastic)
+    resubmit = resubmission(record.bounds.tries, elastic=chosen.elastic)
     if settings["resume"]:  # once, not when the service comes back
         record.resume = True
         record.save()
         files.write(run_dir / FOLDER / SETTINGS, {**settings, "resume": False})
-    return hold(session, record, resubmit, resume=False).state
+    hold(session, record, resubmit, resume=False)
 
 
 def _when_it_answers(machines: Asked, ask: Callable[[Backend], Record]) -> Record:

@@ -117,7 +117,7 @@ def agree(chosen: Options, backend: Backend, mirror: str, nodes: int, *, is_know
     _check_places(chosen.stack, facts, mirror, places)
     others = "; without room there, in " if places else ""
     others += ", ".join(f"{KEYS[name]} {value}" for name, values in places.items() for value in values)
-    bounds = "what is not given of its bounds stays as it was" if is_known else chosen.bounds.shown()
+    bounds = "bounds that are not given again stay as they were" if is_known else chosen.bounds.shown()
     say(f"managed: nodes of {chosen.stack} that are lost are made again{others}; {bounds}")
     if chosen.on:
         say("managed: by a service on the head, for which this command makes machines while it follows the job")

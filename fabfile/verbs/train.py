@@ -50,7 +50,7 @@ LOSSES = 8
         "each": "a job for each value of keys that have several, as train.lr=1e-3,6e-4; compared at the end",
         "time-limit": "30m, 12h, 2d: stop it, with a checkpoint, before it has run for so long",
         "managed": "stay, replace nodes that are lost, and move the job back to all of its nodes",
-        "on": "with --managed: head; the manager is a service there, and outlives this machine",
+        "on": "with --managed: head runs the manager as a service there, so that it goes on without this machine",
         "max-usd": "with --managed: stop it, with a checkpoint, when its nodes have cost so much",
         "max-hours": "with --managed: the same when it has run for so long",
         "tries": f"with --managed: how many replacements and restarts, together; default: {TRIES}",
@@ -230,7 +230,7 @@ def _managed(
     if manager.on:
         return on_head.hand_over(manager, facts, record, cursor, resume=resume)
 
-    resubmit = resubmission(manager.bounds.tries, elastic=manager.elastic)
+    resubmit = resubmission(record.bounds.tries, elastic=manager.elastic)
     return managing.manage(manager, facts, record, resubmit, cursor, resume=resume)
 
 

@@ -6,7 +6,7 @@ In the job's directory, .manager/
     request.json     machines that the manager wants made again, which only an operator with the stack's state can do
     reply.json       what came of it
     maker.json       until when an operator who can make machines counts as there: {"who", "until"}
-    ended.json       how the manager ended: {"code", "text", "state"}; without it, a manager that has ended was killed
+    ended.json       how the manager ended: {"code", "text"}; without it, a manager that has ended was killed
 
 The manager itself is fabfile.managed.service, with the packages that it needs in an environment of its own.
 """
@@ -54,7 +54,7 @@ the code is in use (node/install.py)."""
 
 
 def main(argv: list[str]) -> int:
-    """`manager start|stop|look RUN_DIR`, with an order as JSON on stdin; prints the answer as JSON.
+    """`manager start|record|stop|look RUN_DIR`, with an order as JSON on stdin; prints the answer as JSON.
 
     start {"who", "seconds", "settings", "inventory", "code", "path", "record"}: (re)start the manager, whose maker is
           `who` for so many seconds (0: nobody); of `record` and the head's own that with more decisions counts
@@ -151,18 +151,21 @@ def _why_it_fails(run_dir: Path) -> str:
     return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or "it says nothing"
 
 
-def over(run_dir: Path, code: int, text: str, state: str) -> None:
+def over(run_dir: Path, code: int, text: str) -> None:
     """How the manager ended, in its own words; its service does not come back with the head."""
-    files.write(run_dir / FOLDER / ENDED, {"code": code, "text": text, "state": state})
-    _as_root("systemctl", "disable", "--quiet", unit_of(run_dir))
-    _as_root("rm", "-f", str(_UNITS / unit_of(run_dir)))
+    files.write(run_dir / FOLDER / ENDED, {"code": code, "text": text})
+    _remove(run_dir)
 
 
 def _end(run_dir: Path) -> None:
     if (_UNITS / unit_of(run_dir)).exists():
-        _as_root("systemctl", "disable", "--quiet", "--now", unit_of(run_dir))
-        _as_root("rm", "-f", str(_UNITS / unit_of(run_dir)))
+        _remove(run_dir, "--now")
         _as_root("systemctl", "daemon-reload")
+
+
+def _remove(run_dir: Path, *options: str) -> None:
+    _as_root("systemctl", "disable", "--quiet", *options, unit_of(run_dir))
+    _as_root("rm", "-f", str(_UNITS / unit_of(run_dir)))
 
 
 def _as_root(*argv: str, stdin: str = "") -> None:

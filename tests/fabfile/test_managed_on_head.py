@@ -51,24 +51,6 @@ CLUSTER = SshCluster(
 NEEDS = Needs(["node2"], "job = 1", "/code/abc", [])
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (("train", "smoke", "--on", "head"), "--on: goes with --managed"),
-        ((*MINE, "node2"), "--on node2: must be head, or left out: then this process is the manager"),
-        ((*MINE, "head", "--zones", "use1-az4"), "--zones: a manager on the head moves no cluster: one of the two"),
-        ((*MINE, "head", "--types", "m7i.large"), "--types: a manager on the head moves no cluster: one of the two"),
-        ((*MINE[:-1], "--detach"), "--detach: with --managed this process is the manager; --on head puts it there"),
-    ],
-)
-def test_what_cannot_be_is_one_line(
-    words: tuple[str, ...], line: str, backend: MemoryBackend, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert fab(*words) == 2
-    error = capsys.readouterr().err
-    assert line in error and len(error.splitlines()) == 1 and backend.table == []
-
-
 def test_kubernetes_has_no_head_for_it(
     backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,7 +226,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Seen]:
 
 
 REQUESTED = {"request": {"id": "7", "names": ["node2"], "gone": [], "needs": {"bring": [], "job": "", "code": ""}}}
-ENDED = {"ended": {"code": 0, "text": "", "state": "SUCCEEDED"}}
+ENDED = {"ended": {"code": 0, "text": ""}}
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from fabfile.stacks import capacity, pulumi_cli, work_lost
 from infra.inventory import KubeCluster, Node, Queue, SshCluster
 
 MINE = ("train", "smoke", "--managed", "--yes")
+ON_HEAD = (*MINE, "--on", "head")
 OVER_SSH = SshCluster(name="local", nodes=(Node(name="node1", private_ip="127.0.0.1"),))
 WITH_QUEUE = replace(OVER_SSH, launcher="slurm", queue=Queue(name="gpu", nodes=2, node_prefix="gpu-dy-p3"))
 ON_KUBERNETES = KubeCluster(name="local", namespace="default", image="x", workers=3, gpus_per_worker=0)
@@ -61,6 +62,11 @@ def free_stack(monkeypatch: pytest.MonkeyPatch) -> None:
         ((*MINE, "--types", "a,a"), "--types 'a,a': names, each once, with commas between them"),
         ((*MINE, "--zones", "use1-az4"), "--zones: stack local is no cloud's: it has no zone"),
         (MINE[:-1], "there is no terminal to ask on: add --yes"),
+        (("train", "smoke", "--on", "head"), "--on: goes with --managed"),
+        ((*MINE, "--on", "node2"), "--on node2: must be head, or left out: then this process is the manager"),
+        ((*ON_HEAD, "--zones", "use1-az4"), "--zones: a manager on the head moves no cluster: one of the two"),
+        ((*ON_HEAD, "--types", "m7i.large"), "--types: a manager on the head moves no cluster: one of the two"),
+        ((*MINE, "--detach"), "--detach: with --managed this process is the manager; --on head puts it there"),
     ],
 )
 def test_what_cannot_be_is_one_line(

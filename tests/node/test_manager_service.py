@@ -155,6 +155,6 @@ def test_who_takes_the_job_back_gets_its_record(ask: Any, run_dir: Path, tmp_pat
 
 def test_one_that_has_ended_does_not_come_back(ask: Any, run_dir: Path, tmp_path: Path, systemd: Systemd) -> None:
     ask("start", **BEGINNING)
-    manager_service.over(run_dir, 1, "smoke-1 was stopped: it has run for 6m (--max-hours 0.1)", "CANCELLED")
+    manager_service.over(run_dir, 1, "smoke-1 was stopped: it has run for 6m (--max-hours 0.1)")
     assert ask("look", **LOOK)["ended"]["code"] == 1
     assert [*(tmp_path / "units").iterdir()] == []
