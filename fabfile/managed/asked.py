@@ -16,8 +16,9 @@ from typing import Any
 
 from fabfile.managed.machines import Needs
 from fabfile.managed.replacement import NoRoom, NotReplaced, equip
+from fabfile.remote.known_hosts import host_pattern
 from fabfile.targets import parse
-from infra.inventory import Node, SshCluster, to_object
+from infra.inventory import SshCluster, to_object
 from node.job import files
 from node.job.manager_service import FOLDER, INVENTORY, MAKER, REPLY, REQUEST
 
@@ -45,7 +46,10 @@ class Asked:
             line.split(None, 1) for line in files.text(self._known_hosts).splitlines() if line[:1] not in ("", "#")
         ]
         keys = {name: line[1].strip() for line in lines if len(line) == 2 for name in line[0].split(",")}
-        nodes = [replace(node, host_key=keys.get(_name_of(node), node.host_key)) for node in cluster.nodes]
+        nodes = [
+            replace(node, host_key=keys.get(host_pattern(node.name, node.ssh_port), node.host_key))
+            for node in cluster.nodes
+        ]
         return replace(cluster, nodes=tuple(nodes))
 
     def has_changed(self) -> bool:
@@ -87,11 +91,6 @@ class Asked:
 
     def equip(self, needs: Needs) -> None:
         equip(self.cluster, self._facts, needs.bring, needs.job, needs.code, needs.without)
-
-
-def _name_of(node: Node) -> str:
-    """As known_hosts has it."""
-    return node.name if node.ssh_port == 22 else f"[{node.name}]:{node.ssh_port}"
 
 
 def _plain(needs: Needs) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from invoke.exceptions import Exit
 from fabfile.remote import node_program
 from fabfile.remote.command import Result
 from fabfile.remote.fleet import Fleet
+from fabfile.remote.known_hosts import host_pattern
 from infra.inventory import Node
 from node.ssh_trust import BEGIN, END, digest
 
@@ -44,7 +45,7 @@ def make_blocks(
     for node in nodes:
         port = int(facts[node.name]["port"])
         address = str(ipaddress.ip_address(node.private_ip))
-        patterns = [node.name, address] if port == 22 else [f"[{node.name}]:{port}", f"[{address}]:{port}"]
+        patterns = [host_pattern(node.name, port), host_pattern(address, port)]
         hosts.append(f"{address} {node.name}")
         known.append(f"{','.join(patterns)} {host_keys[node.name]}")
         keys.append(f"{facts[node.name]['key']} trainyard@{node.name}")

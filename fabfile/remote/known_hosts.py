@@ -45,13 +45,18 @@ def directory(name: str) -> Path:
     return Path.home() / ".trainyard" / name
 
 
+def host_pattern(host: str, port: int) -> str:
+    """A host as a line of known_hosts names it: `node1`, or `[node1]:2222` where sshd has another port than 22."""
+    return host if port == 22 else f"[{host}]:{port}"
+
+
 def known_hosts(cluster: SshCluster) -> Path:
     """The file with the keys of the cluster's nodes, rewritten if the inventory has changed."""
     path = directory(cluster.name) / "known_hosts"
     lines = ["# Written by trainyard from the inventory; changes are overwritten."]
     for node in cluster.nodes:
         if node.host_key:
-            address = node.address if node.ssh_port == 22 else f"[{node.address}]:{node.ssh_port}"
+            address = host_pattern(node.address, node.ssh_port)
             # The name has a line of its own: nodes behind one shared address differ only in [address]:port.
             lines += [f"{address} {node.host_key}", f"{node.name} {node.host_key}"]
     write(path, "\n".join([*lines, ""]))

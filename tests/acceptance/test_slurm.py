@@ -35,14 +35,15 @@ def slurm(make_shared_project: Callable[..., Project]) -> Iterator[Project]:
 
 
 def on_head(project: Project, command: str, *, code: int | None = 0) -> str:
-    """What a command on the head prints. By OpenSSH: that is quicker to start than `fab run`."""
+    """What a command on the head prints, and of one that fails, its errors too: srun says there when it has to wait. By
+    OpenSSH: that is quicker to start than `fab run`."""
     config = project.home / ".trainyard" / project.stack / "ssh_config"
     if not config.exists():
         project.fab("ssh-config")
     argv = ["ssh", "-F", str(config), "node1", command]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, env=project.env, capture_output=True, text=True, timeout=60)
     assert code is None or done.returncode == code, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout + done.stderr
+    return done.stdout + (done.stderr if done.returncode else "")
 
 
 def states(project: Project) -> dict[str, str]:
