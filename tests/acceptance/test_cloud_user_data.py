@@ -58,7 +58,7 @@ class SameBytes(bake.Bake):
         (root / "var/lib/cloud/seed/nocloud/user-data").write_bytes(gzip.compress(self.user_data.encode(), mtime=0))
 
 
-@pytest.fixture(params=CLOUDS)
+@pytest.fixture(params=["aws-xeon", pytest.param("azure-xeon", marks=pytest.mark.long)])
 def ran(request: pytest.FixtureRequest, good: dict[str, str]) -> Ran:
     """The program of a cloud's stack. Not with ccl: its index cannot be reached from everywhere."""
     if reason := why_not("embedded"):

@@ -20,6 +20,7 @@ from project import Project
 pytestmark = pytest.mark.faults
 
 
+@pytest.mark.long
 def test_a_job_from_its_file_to_its_end(cluster: Project, start: Callable[..., Job], tmp_path: Path) -> None:
     job = start(step=0)
     assert job.ends(120) == 0, job.text()
@@ -151,6 +152,7 @@ def test_ctrl_c_only_lets_go(cluster: Project, start: Callable[..., Job]) -> Non
     assert "Traceback" not in job.text()
 
 
+@pytest.mark.long
 def test_launch_and_stop_again_and_again(cluster: Project) -> None:
     def ports() -> list[str]:
         return sorted(cluster.fab("run", "ss -Htln | wc -l").stdout.splitlines())

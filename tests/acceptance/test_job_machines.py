@@ -38,7 +38,9 @@ def test_a_node_that_runs_out_of_memory_is_named_with_what_it_has(cluster: Proje
     assert after.ends(300) == 0, after.text()
 
 
-@pytest.mark.parametrize("node", ["node2", "node1"], ids=["worker", "head"])
+@pytest.mark.parametrize(
+    "node", [pytest.param("node2", id="worker", marks=pytest.mark.long), pytest.param("node1", id="head")]
+)
 def test_a_job_ends_when_its_node_reboots_and_the_next_one_runs(
     node: str, cluster: Project, start: Callable[..., Job]
 ) -> None:
@@ -119,6 +121,7 @@ def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
     assert not (cluster.home / ".trainyard" / cluster.stack / "managed").exists(), "nothing stays of a job that is done"
 
 
+@pytest.mark.long
 def test_a_manager_on_the_head_outlives_its_operator(cluster: Project, tmp_path: Path) -> None:
     cluster.fab("prepare", "smoke", timeout=300)
     job = manager_on_head.outlives_its_operator(cluster, "node2", tmp_path, PATIENT, reboots=True)

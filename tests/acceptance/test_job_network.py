@@ -54,6 +54,7 @@ def test_what_a_node_sends_is_lost(cluster: Project, start: Start) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_slow_link_makes_it_slower_and_not_wrong(cluster: Project, start: Start) -> None:
     small = ["train.steps=3", "train.eval_windows=4", "model.n_embd=4", "checkpoint.every=3"]
     took, found = [], []

@@ -88,6 +88,7 @@ def test_an_elastic_job_outlives_a_rank_and_a_pod(cluster: Project, start: Start
     until(lambda: not parts(cluster, job.id), GONE_SECONDS, "nothing of the job is left")
 
 
+@pytest.mark.long
 def test_lost_pods_come_again_and_the_losses_are_those_of_an_undisturbed_job(cluster: Project, start: Start) -> None:
     """A worker's, then the first, which has the supervisor: by force, so that nobody asks for a checkpoint."""
     options = ["train.steps=3000", "train.min_lr=0.0006", "checkpoint.every=50"]
@@ -102,6 +103,7 @@ def test_lost_pods_come_again_and_the_losses_are_those_of_an_undisturbed_job(clu
     assert {line["step"]: line["loss"] for line in metrics(cluster, job.id)} == wanted
 
 
+@pytest.mark.long
 def test_a_llama_in_shards_loses_a_rank_and_a_pod_and_goes_on_on_fewer_machines(cluster: Project, start: Start) -> None:
     """By itself, on as many ranks, to the same losses; then, resumed on two, to the same but for rounding."""
     options = ["train.min_lr=0.0006", "checkpoint.every=10"]
@@ -150,7 +152,7 @@ def test_the_kubelet_and_the_api_may_be_away_while_a_job_trains(cluster: Project
     assert "is in the checkpoint" in cluster.fab("stop", job.id).stdout
 
 
-@pytest.mark.parametrize("name", ["worker-0", "master-0"])
+@pytest.mark.parametrize("name", [pytest.param("worker-0", marks=pytest.mark.long), "master-0"])
 def test_a_machine_gone_for_good_is_gone_on_without(cluster: Project, start: Start, name: str) -> None:
     """Also that of the first pod, though no other machine is free: another pod makes place for it."""
     job = start(ENDLESS, "checkpoint.every=20", "--restarts", "4", step=30)

@@ -69,6 +69,7 @@ def test_a_dead_node_is_replaced_alone(cluster: Project) -> None:
     assert output == "node1\n", "the other node knows the new one's key, and the new one the other's"
 
 
+@pytest.mark.faults
 def test_a_node_whose_supervisor_was_killed_is_replaced_alone(cluster: Project) -> None:
     """SIGKILL of systemd-nspawn leaves the machine's own init running; what would end that is killed before."""
     before = boots(cluster.stack)
@@ -86,6 +87,7 @@ def test_a_node_whose_supervisor_was_killed_is_replaced_alone(cluster: Project) 
     cluster.fab("wait")
 
 
+@pytest.mark.faults
 @on_one_engine
 def test_a_node_whose_systemd_nspawn_was_killed_ends_whole(cluster: Project) -> None:
     before = boots(cluster.stack)

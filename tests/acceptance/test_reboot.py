@@ -16,7 +16,7 @@ from project import Project
 
 from infra.clouds.local import nodes
 
-pytestmark = pytest.mark.timeout(1500)  # a bake, where nobody has baked yet
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]  # a bake, where nobody has baked yet
 LOOP = """[Service]
 ExecStart=/usr/bin/systemctl reboot --force
 [Install]
@@ -82,7 +82,7 @@ def test_a_node_that_is_booting_again_is_not_taken_for_dead(cluster: Project) ->
     cluster.fab("wait")
 
 
-@pytest.mark.faults
+@pytest.mark.long
 def test_a_node_that_reboots_for_ever_does_not_spin_and_can_be_ended(cluster: Project) -> None:
     cluster.ssh(
         "node2", f"sudo tee /etc/systemd/system/loop.service >/dev/null <<'END'\n{LOOP}END\nsudo systemctl enable loop"

@@ -46,9 +46,14 @@ KILLS = [
     ("embedded", "booting", ["engine"]),
     ("embedded", "destroying", ["engine", "fab"]),
 ]
+IN_CI = (0, 2, 4, 6, 7)
+"""Those for which continuous integration has time: each phase, both engines."""
 
 
-@pytest.mark.parametrize(("number", "engine", "phase", "victims"), [(n, *kill) for n, kill in enumerate(KILLS)])
+@pytest.mark.parametrize(
+    ("number", "engine", "phase", "victims"),
+    [pytest.param(n, *kill, marks=[] if n in IN_CI else pytest.mark.long) for n, kill in enumerate(KILLS)],
+)
 def test_killed_verb_is_recovered(
     number: int, engine: str, phase: str, victims: list[str], make_project: Callable[..., Project]
 ) -> None:

@@ -14,10 +14,11 @@ STACK = "demo-slurm"
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("job", "steps"),
-    [("smoke", 20), pytest.param("demo", 600, marks=pytest.mark.long)],
+    [("smoke", 20), ("demo", 600)],
     ids=["smoke", "demo"],
 )
 def test_the_demo_runs_on_slurm_and_leaves_nothing(make_project: Callable[..., Project], job: str, steps: int) -> None:

@@ -104,6 +104,7 @@ def trains_on(project: Project, job: Job) -> None:
     assert job.state()["state"] == "RUNNING"
 
 
+@pytest.mark.long
 def test_after_each_fault_it_goes_on_to_the_losses_of_an_undisturbed_run(cluster: Project, start: Start) -> None:
     """After a killed rank by itself, on the same nodes; after the others, which end the job, when it is resumed."""
     job = start(ENDLESS, STEADY, "--restarts", "1", step=8)

@@ -99,7 +99,9 @@ def notices(project: Project) -> dict[str, str]:
     return {node["name"]: node["notice"] for node in nodes}
 
 
-@pytest.mark.parametrize("node", ["node2", "node1"], ids=["worker", "head"])
+@pytest.mark.parametrize(
+    "node", [pytest.param("node2", id="worker", marks=pytest.mark.long), pytest.param("node1", id="head")]
+)
 def test_a_job_stops_with_a_checkpoint_before_one_of_its_nodes_is_taken(
     spot: Project, start: Callable[..., Job], notice: Callable[..., str], node: str
 ) -> None:
@@ -166,6 +168,7 @@ def test_with_restarts_a_job_goes_on_without_the_node_that_is_taken(
     until(lambda: job.state()["state"] == "CANCELLED", SECONDS, "no restart is left")
 
 
+@pytest.mark.long
 def test_an_elastic_job_leaves_the_node_that_is_taken_and_goes_on_from_memory(
     spot: Project, start: Callable[..., Job], notice: Callable[..., str]
 ) -> None:

@@ -35,6 +35,7 @@ def parameters(project: Project, job: str, step: int, nodes: int) -> set[str]:
     return {hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
+@pytest.mark.slow
 def test_any_number_of_nodes_gives_the_same_losses(cluster: Project, start: Start) -> None:
     losses = {}
     for nodes in (1, 2, 3):
@@ -168,6 +169,7 @@ def published(request: pytest.FixtureRequest, make_shared_project: Callable[...,
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # the published number of tokens, twice, three nodes, beside the tests of another worker
+@pytest.mark.long
 def test_the_published_job_in_its_shape(published: Project) -> None:
     """Ten iterations at once; and again with a stop in the second half, gone on with from step 5: the same losses to
     the last digit, the same parameters on all nodes, and a hundred tokens from the end of it."""

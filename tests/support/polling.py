@@ -8,10 +8,14 @@ from typing import Any
 
 
 def until(what: Callable[[], Any], seconds: float = 60.0, message: str | Callable[[], str] = "waited in vain") -> Any:
-    """Call `what` until its result is true, and return that; fails with the message after so many seconds."""
+    """Call `what` until its result is true, and return that; fails with the message after so many seconds. After a call
+    that took long, such as one of a verb, it waits longer: what is waited for needs the processors."""
     deadline = time.monotonic() + seconds
-    while not (found := what()):
-        if time.monotonic() > deadline:
+    while True:
+        asked = time.monotonic()
+        if found := what():
+            return found
+        answered = time.monotonic()
+        if answered > deadline:
             raise AssertionError(f"{message if isinstance(message, str) else message()}: not within {seconds:g} s")
-        time.sleep(0.02)
-    return found
+        time.sleep(min(1.0, max(0.02, 2 * (answered - asked))))
