@@ -21,6 +21,8 @@ IMPORTS = {  # by profile, collectives or cluster
     "aws-xeon": ["s3fs"],
     "azure-xeon": ["adlfs", "azure.identity.aio"],
 }
+BIG = ["datasets", "tokenizers", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.run"]
+"""What only some jobs import, and takes seconds to compile: streamed text, vocabularies, shards, torchrun."""
 CLUSTER = os.environ.get("TRAINYARD_CLUSTER", "")
 PROFILE, COLLECTIVES = os.environ["TRAINYARD_PROFILE"], os.environ["TRAINYARD_COLLECTIVES"]
 
@@ -48,7 +50,10 @@ def train_one_step() -> float:
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
-    if rank == 0:  # train.compile needs a C++ compiler and Python's headers
+    if rank == 0:
+        for name in BIG:
+            importlib.import_module(name)
+        # train.compile needs a C++ compiler and Python's headers
         torch.compile(torch.nn.functional.gelu)(torch.ones(8))
     total = torch.full((1,), float(rank + 1))
     dist.all_reduce(total)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -111,6 +113,38 @@ def test_torch_compiles_a_model_on_the_node(cluster: Cluster) -> None:
 
 
 # The sealed image.
+
+
+def test_what_jobs_import_is_compiled_in_the_image(cluster: Cluster) -> None:
+    """A job's user cannot store bytecode there: each rank would compile it anew. Not what a profile does without."""
+    names = {
+        name
+        for path in (ROOT / "training").rglob("*.py")
+        for found in ast.walk(ast.parse(path.read_text()))
+        for name in imported(found)
+        if name.partition(".")[0] not in {*sys.stdlib_module_names, "training"}
+    }
+    assert {"datasets", "torch.distributed.fsdp"} <= names
+    program = (
+        "import importlib, os, sys\n"
+        f"for name in {sorted(names | {'torch.distributed.run', 'torch.distributed.checkpoint'})}:\n"
+        "    try: importlib.import_module(name)\n"
+        "    except ModuleNotFoundError: print('without', name)\n"
+        "cached = [vars(m).get('__cached__') or '' for m in list(sys.modules.values())]\n"
+        "ours = [path for path in cached if path.startswith('/opt/trainyard/venv/')]\n"
+        "print(len(ours), 'modules', [path for path in ours if not os.path.exists(path)])\n"
+    )
+    *without, modules = cluster.run(f"python -c {shlex.quote(program)}").splitlines()
+    known = {"intel_extension_for_pytorch", "oneccl_bindings_for_pytorch", "azure.identity", "torch.distributed.tensor"}
+    assert {line.removeprefix("without ") for line in without} <= known
+    assert re.fullmatch(r"\d{4} modules \[\]", modules), modules
+
+
+def imported(node: ast.AST) -> list[str]:
+    """The modules that a statement imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
 
 
 def test_image_has_nothing_of_the_builder_or_the_host(cluster: Cluster) -> None:
