@@ -21,8 +21,8 @@ IMPORTS = {  # by profile, collectives or cluster
     "aws-xeon": ["s3fs"],
     "azure-xeon": ["adlfs", "azure.identity.aio"],
 }
+# What only some jobs import, and takes seconds to compile: streamed text, vocabularies, shards, torchrun.
 BIG = ["datasets", "tokenizers", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.run"]
-"""What only some jobs import, and takes seconds to compile: streamed text, vocabularies, shards, torchrun."""
 CLUSTER = os.environ.get("TRAINYARD_CLUSTER", "")
 PROFILE, COLLECTIVES = os.environ["TRAINYARD_PROFILE"], os.environ["TRAINYARD_COLLECTIVES"]
 
