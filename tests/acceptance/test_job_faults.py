@@ -200,6 +200,7 @@ def test_ranks_are_lost_and_join_again(cluster: Project, start: Callable[..., Jo
     assert [one[2] for one in seen.values()] == pytest.approx([one[2] for one in undisturbed.values()], rel=1e-4)
 
 
+@pytest.mark.long
 def test_a_dead_node_is_left_out_of_the_next_attempt(cluster: Project, start: Callable[..., Job]) -> None:
     job = start(ENDLESS, "--restarts", "1", step=8)
     cut_power(cluster.stack, "node3")

@@ -74,6 +74,7 @@ def test_a_slow_link_makes_it_slower_and_not_wrong(cluster: Project, start: Star
     assert took[1] > 5 * took[0], "the link was slow"
 
 
+@pytest.mark.long
 def test_a_full_disk_of_a_node_is_said_and_the_job_goes_on_later(cluster: Project, start: Start) -> None:
     """Two checkpoints fit, and the third does not. Where there is room again, it goes on from the one before."""
     undisturbed = start(step=0)

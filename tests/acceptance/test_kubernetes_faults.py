@@ -152,7 +152,8 @@ def test_the_kubelet_and_the_api_may_be_away_while_a_job_trains(cluster: Project
     assert "is in the checkpoint" in cluster.fab("stop", job.id).stdout
 
 
-@pytest.mark.parametrize("name", [pytest.param("worker-0", marks=pytest.mark.long), "master-0"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["worker-0", "master-0"])
 def test_a_machine_gone_for_good_is_gone_on_without(cluster: Project, start: Start, name: str) -> None:
     """Also that of the first pod, though no other machine is free: another pod makes place for it."""
     job = start(ENDLESS, "checkpoint.every=20", "--restarts", "4", step=30)
