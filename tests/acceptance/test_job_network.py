@@ -96,6 +96,7 @@ def test_a_full_disk_of_a_node_is_said_and_the_job_goes_on_later(cluster: Projec
     assert losses(cluster, again) == losses(cluster, undisturbed)
 
 
+@pytest.mark.long
 def test_a_link_that_is_down_ends_it_in_time_and_it_goes_on_later(cluster: Project, start: Start) -> None:
     """As in test_job_faults; here the link comes back, and the job goes on from its checkpoint."""
     job = start("train.steps=60", step=7)

@@ -128,6 +128,7 @@ def has_undisturbed_losses(project: Project, start: Start, job: Job, *options: s
     assert found == losses(project, undisturbed)
 
 
+@pytest.mark.long
 def test_slurms_own_limit_ends_a_job_with_a_checkpoint_to_go_on_from(cluster: Project, start: Start) -> None:
     """Slurm warns the batch script, and that the supervisor: here 30 s before the partition's 2 minutes, or up to a
     minute earlier."""

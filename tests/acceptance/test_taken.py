@@ -154,6 +154,7 @@ def test_a_job_does_not_wait_for_a_bucket_that_hangs_until_its_node_is_taken(
     assert f"/{job.id}: no time is left for the upload: {step}" in spot.fab("logs", job.id).stdout
 
 
+@pytest.mark.long
 def test_with_restarts_a_job_goes_on_without_the_node_that_is_taken(
     spot: Project, start: Callable[..., Job], notice: Callable[..., str]
 ) -> None:

@@ -217,6 +217,7 @@ def checkpoints(project: Project, job: str) -> list[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_programs_that_know_nothing_of_us_run_unchanged_also_beside_the_head(cluster: Project, tmp_path: Path) -> None:
     work = user_programs.written(tmp_path / "work")
     user_programs.check_mpi(cluster, work)
@@ -240,6 +241,7 @@ def test_a_programs_secret_is_in_every_process_and_on_no_disk(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_packages_that_nodes_cannot_fetch_are_brought_from_here(cluster: Project, tmp_path: Path) -> None:
     """Really from Python's package index, with what it needs; what the image has, torch among it, is not brought."""
     (tmp_path / "more.txt").write_text("einops==0.8.1  # pure Python\npeft\n")
