@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from module_imports import imports
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("infra", "fabfile", "node", "training", "bootstrap")
@@ -93,7 +92,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "bootstrap.aws-xeon.monitor": ("botocore", "psutil"),
     "bootstrap.cuda.torch_build": ("torch",),
     "bootstrap.verify": (
-        *("torch", "accelerate", "tiktoken", "gigatoken", "safetensors"),
+        *("torch", "accelerate", "tiktoken", "gigatoken", "safetensors", "datasets", "tokenizers"),
         *("s3fs", "adlfs", "azure.identity"),
         *("intel_extension_for_pytorch", "oneccl_bindings_for_pytorch"),
     ),
@@ -109,24 +108,6 @@ def modules() -> dict[str, Path]:
             parts = path.relative_to(ROOT).with_suffix("").parts
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
-
-
-def imports(source: str, name: str, known: set[str], *, is_package: bool = False) -> Iterator[str]:
-    """Dotted names of everything that a module imports, at any depth, also by `import_module("name")`."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                above = name.split(".")[: None if is_package and node.level == 1 else is_package - node.level]
-                base = ".".join([*above, *([base] if base else [])])
-            names = [f"{base}.{alias.name}" for alias in node.names]
-            yield from (entry if entry in known else base for entry in names)
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if called in ("import_module", "__import__") and isinstance(node.args[0].value, str):
-                yield node.args[0].value
 
 
 def within(name: str, prefixes: tuple[str, ...]) -> bool:

@@ -209,22 +209,9 @@ def test_every_verb_has_its_place() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("file", "chosen"), sorted({(run.file, run.chosen) for run in VERBS.values()}), ids=lambda value: value
+    ("file", "chosen"), sorted({(run.file, run.chosen) for run in (*VERBS.values(), *MORE)}), ids=lambda value: value
 )
 def test_verbs_run(file: str, chosen: str, mac: Mac, tmp_path: Path) -> None:
-    runs_as_on_a_mac(file, chosen, mac, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(("file", "chosen"), [(run.file, run.chosen) for run in MORE], ids=lambda value: value)
-def test_more_tests_of_verbs_run(file: str, chosen: str, mac: Mac, tmp_path: Path) -> None:
-    runs_as_on_a_mac(file, chosen, mac, tmp_path)
-
-
-def runs_as_on_a_mac(file: str, chosen: str, mac: Mac, tmp_path: Path) -> None:
-    """Run these tests there; every verb that the table has for them must have been run, and have ended as it says."""
     (tmp_path / "verbs").touch()
     (path,) = (path for path in TESTS.rglob(file) if path.parent.name != "acceptance")
     argv = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", str(path), "-k", chosen)
