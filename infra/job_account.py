@@ -1,7 +1,8 @@
 """The service account of the jobs' pods, and its rights on Kubernetes' API: what a job needs to outlive a machine.
 
 The pod of a machine that died stays Terminating until somebody deletes it by force, and only then is another one made
-in its place; the job's own pods do that. They see pods of their own namespace and nothing else.
+in its place; the job's own pods do that. One of a TrainJob they mark as failed before. They see pods of their own
+namespace and nothing else.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from typing import Any
 Object = dict[str, Any]
 """A Kubernetes object as its manifest has it."""
 
-RULES = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "delete"]}]
+RULES = [
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "delete"]},
+    {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]},
+]
 _GROUP = "rbac.authorization.k8s.io"
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fabfile.backends.base import CannotStart, LogPart, Unreachable
-from fabfile.backends.kubernetes import api as kube
 from fabfile.backends.kubernetes import pods, reasons, start, view
 from fabfile.backends.kubernetes.backend import KubernetesBackend
 from fabfile.backends.submission import Submission
@@ -76,8 +75,7 @@ def _end(backend: KubernetesBackend, job: str, *, forget: bool) -> None:
         backend.forget(job)
         return
     backend.stop(job, now=True)
-    backend.api.delete(kube.JOB, job)
-    start.await_end(backend.api, job)
+    start.remove(backend.api, backend.kube, job)
 
 
 def _follow(backend: KubernetesBackend, job: str, what: Measurement) -> Followed:

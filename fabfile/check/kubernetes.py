@@ -10,7 +10,6 @@ from typing import Any
 
 from invoke.exceptions import Exit
 
-from fabfile.backends.kubernetes import api as kube
 from fabfile.backends.kubernetes import pods, pytorchjob, reasons, trainjob, view
 from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.errors import KubeError
@@ -135,7 +134,7 @@ def operator(cluster: KubeCluster, api: Api) -> Verdict:
         return Verdict(
             "operator", "fail", str(error), "kubectl get pods -A -l control-plane=kubeflow-training-operator"
         )
-    return Verdict("operator", "pass", f"the training operator would take a {kube.JOB} of {cluster.workers} pods")
+    return Verdict("operator", "pass", f"the training operator would take a PyTorchJob of {cluster.workers} pods")
 
 
 def _trainer(cluster: KubeCluster, api: Api, job: PodJob) -> Verdict:

@@ -1,6 +1,7 @@
 """The few requests that a pod makes of the cluster's API, with its service account: read, watch, force-delete pods.
 
-The service account needs get, list, watch and delete on pods in its namespace. Imports only the standard library.
+The service account needs get, list, watch and delete on pods in its namespace, and for a TrainJob patch on pods/status.
+Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where Kubernetes puts a pod's token, the API's certificate authority and the namespace."""
 JOB_LABEL = "trainyard.dev/job"
 _INDEX_LABEL, _TYPE_LABEL = "training.kubeflow.org/replica-index", "training.kubeflow.org/replica-type"
+_TRAINJOB_INDEX = "batch.kubernetes.io/job-completion-index"
+"""Label of the pods of an Indexed Job of Kubernetes' own, as which Kubeflow Trainer runs a TrainJob."""
+_TRACKED = "batch.kubernetes.io/job-tracking"
+"""Finalizer of such pods."""
+DEAD_MACHINE = "DeletionByTrainyard"
+"""Reason of the condition that a pod gets before it is deleted because its machine is dead."""
 _OVER = ("Succeeded", "Failed")
 _CHANGED = (404, 409, 410)
 _SECONDS = 5.0
@@ -50,13 +57,15 @@ class PodState:
     name: str
     uid: str
     index: int
-    """Its number in the job, the first is 0; -1: it is none of the training operator's."""
+    """Its number in the job, the first is 0; -1: it has none."""
     machine: str
     """The node of Kubernetes that it is on; empty: on none yet."""
     host_ip: str
     """That machine's address; empty: its kubelet has not begun with it."""
     overdue: bool
     """Whether it should have ended by now, as Kubernetes has told it to, on a machine that it takes for dead, too."""
+    tracked: bool = False
+    """Whether it stays, when it is deleted, until Kubernetes' Job has counted it as failed or succeeded."""
 
 
 class Api:
@@ -77,6 +86,8 @@ class Api:
     def force_delete(self, pod: PodState) -> None:
         """Delete a pod without waiting for its machine to say that it has ended it. One of the same name that has come
         in its place stays. ApiError."""
+        if pod.tracked:
+            self._ask("PATCH", f"/{pod.name}/status", _as_failed(pod))
         options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0}
         self._ask("DELETE", f"/{pod.name}", {**options, "preconditions": {"uid": pod.uid}})
 
@@ -115,6 +126,8 @@ class Api:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json", "Content-Type": "application/json"}
         url = f"{self._url}/api/v1/namespaces/{urllib.parse.quote(namespace)}/pods{path}"
+        if method == "PATCH":
+            headers["Content-Type"] = "application/strategic-merge-patch+json"
         request = urllib.request.Request(url, data=data, headers=headers, method=method)
         # No proxy of the environment's: the API is in the cluster.
         direct = urllib.request.build_opener(
@@ -133,16 +146,32 @@ class Api:
 def _pod(item: Mapping[str, Any]) -> PodState:
     metadata, status = item["metadata"], item.get("status") or {}
     labels = metadata.get("labels") or {}
-    number, first = labels.get(_INDEX_LABEL, ""), labels.get(_TYPE_LABEL) == "master"
-    index = int(number) + (not first) if str(number).isdecimal() else -1
     return PodState(
         name=metadata["name"],
         uid=metadata["uid"],
-        index=index,
+        index=_index(labels),
         machine=(item.get("spec") or {}).get("nodeName") or "",
         host_ip=status.get("hostIP") or "",
         overdue=_is_past(metadata.get("deletionTimestamp") or ""),
+        tracked=_TRACKED in (metadata.get("finalizers") or ()),
     )
+
+
+def _index(labels: Mapping[str, Any]) -> int:
+    """A pod's number in its job; -1: it has none. A PyTorchJob counts its first pod and the others apart."""
+    number, before = str(labels.get(_TRAINJOB_INDEX, "")), 0
+    if not number:
+        number, before = str(labels.get(_INDEX_LABEL, "")), int(labels.get(_TYPE_LABEL) != "master")
+    return int(number) + before if number.isdecimal() else -1
+
+
+def _as_failed(pod: PodState) -> dict[str, Any]:
+    """The patch after which a Job takes a pod for failed, by a disruption: what Kubernetes itself does to the pods of a
+    machine that somebody has taken out of the cluster (markFailedAndDeletePod in
+    https://github.com/kubernetes/kubernetes/blob/v1.34.0/pkg/controller/podgc/gc_controller.go)."""
+    why = {"reason": DEAD_MACHINE, "message": f"the kubelet of {pod.machine} does not answer"}
+    disrupted = {"type": "DisruptionTarget", "status": "True", **why}
+    return {"metadata": {"uid": pod.uid}, "status": {"phase": "Failed", "conditions": [disrupted]}}
 
 
 def _is_past(time: str) -> bool:

@@ -27,7 +27,8 @@ class Pod:
 
     @classmethod
     def own(cls, environment: Mapping[str, str] = os.environ) -> Pod:
-        """This pod. RANK is the training operator's: the pod's number, as each is told to be one process."""
+        """This pod. RANK is its number: the training operator sets it, as each pod is told to be one process, and for a
+        TrainJob our manifest does."""
         return cls(
             index=int(environment.get("RANK") or 0),
             name=environment["TRAINYARD_POD"],

@@ -15,7 +15,7 @@ from typing import Any
 
 from node.job import files
 from node.job.endings import WANT_OF_MEMORY
-from node.kubernetes.api import Api, ApiError, ChangedError, RefusedError
+from node.kubernetes.api import DEAD_MACHINE, Api, ApiError, ChangedError, RefusedError
 from node.kubernetes.identity import Pod
 
 _FILE = "pods.json"
@@ -29,6 +29,7 @@ _DISRUPTIONS = {
     "DeletionByTaintManager": "its machine has a taint: Kubernetes takes it for lost, or keeps pods off it",
     "TerminationByKubelet": "its kubelet ends its pod",
     "DeletionByPodGC": "its machine is no machine of the cluster any more",
+    DEAD_MACHINE: "its machine's kubelet does not answer",
 }
 """By the reason of the condition DisruptionTarget, which Kubernetes sets before it ends a pod."""
 

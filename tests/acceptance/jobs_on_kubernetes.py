@@ -6,7 +6,9 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,8 +17,9 @@ from typing import Any
 
 import c4_form
 import pytest
-from jobs_on_nodes import JOB
-from on_host import Traces
+from jobs_on_nodes import JOB, Job
+from on_host import Traces, members
+from polling import until
 from project import Project
 
 from infra.clouds.local import cgroup
@@ -24,6 +27,10 @@ from infra.clouds.local.kubernetes import folder, images, objects, programs
 from infra.inventory import JobKind, KubeCluster, to_json
 
 NODES = ("node1", "node2", "node3")
+AGAIN_SECONDS = 60.0
+"""From a pod's loss to the next step; without load it is 10 to 15."""
+MACHINE_SECONDS = 120.0
+"""The same for a machine; without load 30 to 55."""
 TEXT = ["data.source=fabfile/verbs/*.py", "data.train_vocab=300", "data.val_fraction=0.2"]
 TRAINER, TRAINER_VERSION = "github.com/kubeflow/trainer/v2", "v2.2.0"
 TRAINER_SUM = "h1:whChZckEtycLo1UKH/M0hiNaCUozbLvf9JrgmMv+TAg="
@@ -135,6 +142,25 @@ def kill_machine(project: Project, name: str) -> None:
     group = cgroup.unified(project.stack, name)
     cgroup.kill(group / "keeper", timeout=5.0)
     cgroup.kill(group, timeout=10.0)
+
+
+def trains_again(project: Project, job: Job, attempt: int, seconds: float) -> None:
+    """Wait until a step of this attempt is done; prints how long that took."""
+    began = time.time()
+
+    def done() -> bool:
+        steps = metrics(project, job.id)  # none for a moment, if the attempt begins anew
+        return state(project, job.id)["attempt"] >= attempt and bool(steps) and steps[-1]["time"] > began + 2
+
+    until(done, seconds, f"{job.id} trains in attempt {attempt}")
+    print(f"training again after {time.time() - began:.1f} s")
+
+
+def kill_pod(project: Project, pod: str) -> None:
+    """Kill all that a pod runs, as the kernel does for lack of memory: the operator makes it again."""
+    for pid in members(project.stack, machine_of(project, pod)):
+        if "/launch pod " in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
+            os.kill(pid, signal.SIGKILL)
 
 
 def trainer_definitions() -> list[str]:

@@ -32,6 +32,8 @@ class Project:
     stack: str
     engine: str
     cidr: str
+    options: tuple[str, ...] = ()
+    """What every verb gets, as an inventory of a test's own."""
     home: Path = field(init=False)
     env: dict[str, str] = field(init=False)
 
@@ -76,7 +78,7 @@ class Project:
 
     def fab(self, *args: str, code: int | None = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Run a verb to its end; `code` is the exit code that it must have (None: any)."""
-        argv = ["fab", *args]
+        argv = self._argv(args)
         done = subprocess.run(
             argv, cwd=self.root, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
         )
@@ -87,7 +89,7 @@ class Project:
         """Start a verb as the leader of a process group of its own; its output goes into `log`, else into a pipe."""
         with log.open("w") if log else nullcontext(subprocess.PIPE) as output:
             return subprocess.Popen(
-                ["fab", *args],
+                self._argv(args),
                 cwd=self.root,
                 env=self.env,
                 stdin=subprocess.DEVNULL,
@@ -98,6 +100,10 @@ class Project:
                 # Tests that run in the background of a shell have it ignored, and so would their children.
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
+
+    def _argv(self, args: tuple[str, ...]) -> list[str]:
+        verb, *others = args
+        return ["fab", verb, *self.options, *others]
 
     def inventory(self) -> dict[str, Any]:
         command = (

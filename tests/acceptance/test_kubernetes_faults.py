@@ -15,7 +15,10 @@ import managed_jobs
 import pytest
 import user_programs
 from jobs_on_kubernetes import (
+    AGAIN_SECONDS,
+    MACHINE_SECONDS,
     kill_machine,
+    kill_pod,
     kubectl,
     kubernetes_of_three,
     machine_of,
@@ -23,45 +26,22 @@ from jobs_on_kubernetes import (
     other_inventory,
     shared,
     state,
+    trains_again,
 )
-from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, Start, parts, process
+from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Start, parts, process
 from managed_jobs import Managed
-from on_host import members
 from polling import until
 from project import Project
 
 from infra import training_operator
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
-AGAIN_SECONDS = 60.0
-"""From a pod's loss to the next step; without load it is 10 to 15."""
-MACHINE_SECONDS = 120.0
-"""The same for a machine; without load 30 to 55."""
 
 
 @pytest.fixture(scope="module")
 def cluster(make_shared_project: Callable[..., Project]) -> Iterator[Project]:
     with kubernetes_of_three(make_shared_project()) as project:
         yield project
-
-
-def trains_again(project: Project, job: Job, attempt: int, seconds: float) -> None:
-    """Wait until a step of this attempt is done; prints how long that took."""
-    began = time.time()
-
-    def done() -> bool:
-        steps = metrics(project, job.id)  # none for a moment, if the attempt begins anew
-        return state(project, job.id)["attempt"] >= attempt and bool(steps) and steps[-1]["time"] > began + 2
-
-    until(done, seconds, f"{job.id} trains in attempt {attempt}")
-    print(f"training again after {time.time() - began:.1f} s")
-
-
-def kill_pod(project: Project, pod: str) -> None:
-    """Kill all that a pod runs, as the kernel does for lack of memory: the operator makes it again."""
-    for pid in members(project.stack, machine_of(project, pod)):
-        if "/launch pod " in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
-            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_killed_rank_is_named_and_nothing_is_left(cluster: Project, start: Start) -> None:

@@ -35,7 +35,7 @@ def test_an_end_that_no_supervisor_has_recorded_is_recorded_once(kube: Kube, kub
     first, second, third = kube_backend.jobs()
     killed = "pod smoke-1-master-0 on machine1: killed for want of memory (OOMKilled)"
     assert (first.state, first.reason, first.exit_code) == (JobState.FAILED, killed, 1)
-    assert (second.state, second.reason) == (JobState.FAILED, "its PyTorchJob is gone: somebody has deleted it")
+    assert (second.state, second.reason) == (JobState.FAILED, "it is gone from Kubernetes: somebody has deleted it")
     assert third.state == JobState.PENDING
     assert state(kube, "smoke-1")["reason"] == killed and killed in (run_dir(kube, "smoke-1") / "log").read_text()
     kube.objects.clear()

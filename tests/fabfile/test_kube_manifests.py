@@ -101,7 +101,7 @@ def test_the_head_has_no_gpu_no_rights_and_a_label_of_what_it_is_made_of() -> No
 
 def test_secrets_belong_to_the_job() -> None:
     owner = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "demo-1", "uid": "u"}}
-    secret = pod_template.secret(GPUS, "demo-1", {"WANDB_API_KEY": "k\u00e9y"}, owner)
+    secret = pod_template.owned(pod_template.secret(GPUS, "demo-1", {"WANDB_API_KEY": "k\u00e9y"}), owner)
     assert secret["data"] == {"WANDB_API_KEY": "a8OpeQ=="}
     (belongs,) = secret["metadata"]["ownerReferences"]
     assert belongs == {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": "demo-1", "uid": "u"}

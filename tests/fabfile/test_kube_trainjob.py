@@ -1,4 +1,4 @@
-"""A job as a TrainJob: its manifest in full, the same pods as a PyTorchJob's, and what verbs say of such a cluster.
+"""A job as a TrainJob: its manifest in full, the same pods as a PyTorchJob's, and what the verbs do with it.
 
 tests/acceptance/test_kubernetes.py holds it against the published definitions, which are 1.5 MB.
 """
@@ -6,7 +6,6 @@ tests/acceptance/test_kubernetes.py holds it against the published definitions, 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from invoke.exceptions import Exit
 from kube_cluster import Kube
 from kube_examples import CPUS, GPUS, JOB
 
-from fabfile.backends.kubernetes import pod_template, pytorchjob, start, trainjob, view
+from fabfile.backends.base import CannotStart, JobState
+from fabfile.backends.kubernetes import job_object, pod_template, pytorchjob, start, trainjob, view
 from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.backend import KubernetesBackend
 from fabfile.backends.kubernetes.pod_template import PodJob
@@ -94,7 +94,7 @@ def test_the_names_of_its_pods_are_no_longer_than_kubernetes_allows() -> None:
     """JobSet refuses a longer one. The last part is the Job's own, of five letters."""
     longest = "a" * 40
     start.check(SHOWN, submission(begun=Begun(longest, "", 2)))
-    assert len(f"{longest}-9999-{trainjob.CONTAINER}-0-1023-abcde") <= 63
+    assert len(f"{longest}-9999-{job_object.NODE}-0-1023-abcde") <= 63
     with pytest.raises(Exit, match="at most 40 letters"):
         start.check(SHOWN, submission(begun=Begun(longest + "a", "", 2)))
 
@@ -102,7 +102,7 @@ def test_the_names_of_its_pods_are_no_longer_than_kubernetes_allows() -> None:
 def test_its_secrets_belong_to_it() -> None:
     _, made = trainjob.rendered(GPUS, JOB)
     made["metadata"]["uid"] = "u"
-    secret = pod_template.secret(GPUS, JOB.id, {"WANDB_API_KEY": "k"}, made)
+    secret = pod_template.owned(pod_template.secret(GPUS, JOB.id, {"WANDB_API_KEY": "k"}), made)
     (belongs,) = secret["metadata"]["ownerReferences"]
     assert belongs == {"apiVersion": trainjob.VERSION, "kind": "TrainJob", "name": "demo-1", "uid": "u"}
 
@@ -124,23 +124,74 @@ def test_a_dry_run_prints_it_as_it_can_be_applied() -> None:
     assert "PyTorchJob" in start.shown(GPUS, view.of(GPUS), submission())
 
 
+def test_a_job_is_submitted_with_its_runtime_which_goes_with_it(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with its secrets; applied before it, and then as its own."""
+    monkeypatch.setenv("WANDB_API_KEY", "k")
+    backend = KubernetesBackend(replace(kube.cluster, job_kind="TrainJob"))
+    with backend:
+        made = backend.submit(submission())
+        assert made.where == "2 machines, as the TrainJob smoke-1"
+        order = [one["kind"] for one in kube.applied if one["kind"] != "Deployment"]
+        assert order == ["TrainingRuntime", "Secret", "TrainJob", "TrainingRuntime", "Secret"]
+        for kind in ("TrainingRuntime", "Secret"):
+            (owner,) = kube.objects[(kind, "smoke-1")]["metadata"]["ownerReferences"]
+            assert (owner["kind"], owner["name"]) == ("TrainJob", "smoke-1")
+        with pytest.raises(CannotStart, match=r"busy with smoke-1 \(2\)"):
+            backend.prepare(submission())
+        backend.stop("smoke-1", now=False)
+        assert [job.state for job in backend.jobs()] == [JobState.CANCELLED]
+        assert ("TrainJob", "smoke-1") in kube.deleted
+        backend.forget("smoke-1")
+    assert ("TrainingRuntime", "smoke-1") not in kube.objects
+
+
+def test_one_that_trainer_refuses_leaves_nothing(kube: Kube) -> None:
+    kube.refuse("trainjobs", 403, "admission webhook denied the request: no", method="PATCH")
+    with (
+        KubernetesBackend(replace(kube.cluster, job_kind="TrainJob")) as backend,
+        pytest.raises(Exit, match="no\nthe job"),
+    ):
+        backend.submit(submission())
+    assert {kind for kind, _ in kube.objects} <= {"Deployment", "Pod"}
+
+
+def test_a_runtime_that_trainer_does_not_see_yet_is_waited_for(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainer has a copy of the API's objects, which is late at times."""
+    monkeypatch.setattr(start, "_POLL", 0.01)
+    said = "not found: specified trainingRuntime must be created before the TrainJob is created"
+    kube.refuse("trainjobs", 422, said, method="PATCH")
+    asked = iter(range(3))
+    (is_meant, code, status), *_ = kube.refusals
+    kube.refusals[:] = [(lambda verb, path: is_meant(verb, path) and next(asked, None) is not None, code, status)]
+    with KubernetesBackend(replace(kube.cluster, job_kind="TrainJob")) as backend:
+        assert backend.submit(submission()).id == "smoke-1"
+        monkeypatch.setattr(start, "_SEEN_SECONDS", 0.0)
+        kube.refuse("trainjobs", 422, said, method="PATCH")
+        with pytest.raises(Exit, match="specified trainingRuntime must be created"):
+            backend.submit(submission())
+
+
 @pytest.mark.parametrize(
-    "ask",
+    ("status", "state"),
     [
-        lambda backend: backend.prepare(submission()),
-        lambda backend: backend.jobs(),
-        lambda backend: backend.stop("smoke-1", now=True),
-        lambda backend: backend.forget("smoke-1"),
-        lambda backend: backend.reach(),
+        ({}, "PENDING"),
+        ({"jobsStatus": [{"name": "node", "ready": 0, "active": 2}]}, "PENDING"),
+        ({"jobsStatus": [{"name": "node", "ready": 1, "active": 2}]}, "RUNNING"),
+        ({"conditions": [{"type": "Complete", "status": "True"}]}, "SUCCEEDED"),
+        ({"conditions": [{"type": "Failed", "status": "True", "message": "m"}]}, "FAILED"),
+        ({"conditions": [{"type": "Suspended", "status": "True"}]}, "SUSPENDED"),
+        ({"conditions": [{"type": "Suspended", "status": "False"}]}, "PENDING"),
     ],
-    ids=["prepare", "jobs", "stop", "forget", "reach"],
 )
-def test_nothing_else_is_done_with_it(ask: Callable[[Any], object], kube: Kube) -> None:
-    with KubernetesBackend(replace(kube.cluster, job_kind="TrainJob")) as backend, pytest.raises(Exit) as refused:
-        ask(backend)
-    said = str(refused.value.message)
-    assert refused.value.code == 2 and said.startswith("kind: job_kind = 'TrainJob': `fab train --dry-run` shows such")
-    assert "\n" not in said and not kube.applied and not kube.deleted and not kube.execs
+def test_the_state_is_what_trainer_says_of_it(status: dict[str, Any], state: str) -> None:
+    assert job_object.state({"spec": {"runtimeRef": {}}, "status": status}) == state
+
+
+def test_the_pods_are_counted_as_the_job_says_or_as_trainer_has_counted() -> None:
+    counted = {"status": {"jobsStatus": [{"name": "node", "active": 3}]}}
+    assert job_object.count({"spec": {"runtimeRef": {}, "trainer": {"numNodes": 2}}, **counted}) == 2
+    assert job_object.count({"spec": {"runtimeRef": {}}, **counted}) == 3
+    assert job_object.count({"spec": {"runtimeRef": {}}}) == 1
 
 
 def test_a_check_says_whether_trainer_is_there(kube: Kube) -> None:

@@ -231,21 +231,19 @@ def test_a_token_set_must_be_where_all_pods_see_it(fab: Fab) -> None:
     assert done.code == 2 and "data.path = /mnt/set: must be below /" in done.err and "/shared or /data" in done.err
 
 
-def test_a_cluster_for_trainjobs_is_looked_at_and_gets_no_job(
+def test_a_cluster_for_trainjobs_gets_trainjobs(
     fab: Fab, kube: Kube, has_software: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(all_reduce_in_pods, "verdict", MEASURE)
     cluster = replace(kube.cluster, job_kind="TrainJob")
     done = fab("check", cluster=cluster)
     found = lines(done.out)
-    assert done.code == 1 and "Kubeflow Trainer would take a TrainingRuntime of 3 pods" in found["operator"]
-    assert found["all-reduce"].startswith("fail") and "nothing submits it" in found["all-reduce"]
-    for verb in (["train", "smoke"], ["jobs"], ["stop", "smoke-1"], ["logs", "smoke-1"]):
-        done = fab(*verb, cluster=cluster)
-        assert done.code == 2 and done.err.count("\n") == 1 and "nothing submits it" in done.err, (verb, done)
+    assert "Kubeflow Trainer would take a TrainingRuntime of 3 pods" in found["operator"]
+    assert {one["kind"] for one in kube.applied if "name" in one["metadata"]} >= {"TrainJob", "TrainingRuntime"}
+    kube.applied.clear()
     done = fab("train", "smoke", "--dry-run", cluster=cluster)
     assert done.code == 0 and "kind: TrainJob" in done.out
-    assert "kind: PyTorchJob" not in done.out and not [one for one in kube.applied if one["kind"] == "TrainJob"]
+    assert "kind: PyTorchJob" not in done.out and not kube.applied
 
 
 def test_a_job_from_its_dry_run_to_its_end(fab: Fab, kube: Kube, tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ def test_a_jobs_pods_may_end_pods_of_their_namespace_and_nothing_else(eks_progra
     found = objects(eks_program())
     account, role, binding = (found[f"{kind}/trainer"] for kind in ("ServiceAccount", "Role", "RoleBinding"))
     assert {one["metadata"]["namespace"] for one in (account, role, binding)} == {"trainyard"}
-    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "delete"]}]
+    rights = {"pods": ["get", "list", "watch", "delete"], "pods/status": ["patch"]}
+    assert role["rules"] == [{"apiGroups": [""], "resources": [what], "verbs": verbs} for what, verbs in rights.items()]
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "trainer", "namespace": "trainyard"}]
     assert path_of(role) == "/apis/rbac.authorization.k8s.io/v1/namespaces/trainyard/roles/trainer"

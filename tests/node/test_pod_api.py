@@ -14,7 +14,7 @@ from pods import job_of
 from polling import until
 
 from node.kubernetes import dead_machines
-from node.kubernetes.api import Api, ApiError, PodState
+from node.kubernetes.api import Api, ApiError, ChangedError, PodState
 from node.kubernetes.dead_machines import Answer, DeadMachines
 from node.kubernetes.identity import Pod
 
@@ -242,3 +242,20 @@ def test_a_dead_machines_pod_is_freed_by_a_pod_that_lives_and_the_job_goes_on(tm
         job.ends("SUCCEEDED")
         assert f"machine-{lost}'s kubelet has not answered for" in job.log
         assert f"its pod {names[lost]} is deleted" in job.log
+
+
+def test_a_pod_of_kubernetes_own_job_is_marked_as_failed_before_it_is_deleted(server: PodApi, api: Api) -> None:
+    """A Job does not replace a pod that it has not seen fail. Its pods have their number from another label."""
+    server.pod("demo-1-worker-1", "machine-2", "10.0.0.2")
+    metadata = server.pods["demo-1-worker-1"]["metadata"]
+    metadata["labels"] = {"trainyard.dev/job": JOB, "batch.kubernetes.io/job-completion-index": "1"}
+    metadata["finalizers"] = ["batch.kubernetes.io/job-tracking"]
+    (pod,) = api.pods(JOB)
+    assert (pod.index, pod.tracked) == (1, True)
+    metadata["uid"] = "another"
+    with pytest.raises(ChangedError):
+        api.force_delete(pod)
+    assert not server.failed and not server.deleted
+    (pod,) = api.pods(JOB)
+    api.force_delete(pod)
+    assert server.failed == ["demo-1-worker-1 DeletionByTrainyard"] and len(server.deleted) == 1

@@ -196,7 +196,7 @@ def _done(
         if query.get("gracePeriodSeconds") == ["0"]:
             kube.at_once.append(name)
         del kube.objects[(kind, name)]
-        if kind == "PyTorchJob":  # as the garbage collector does
+        if kind in ("PyTorchJob", "TrainJob"):  # as the garbage collector does
             for key, one in list(kube.objects.items()):
                 if (
                     one["kind"] == "Pod"

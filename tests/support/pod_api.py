@@ -31,6 +31,8 @@ class PodApi:
     environment: dict[str, str] = field(default_factory=dict)
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
     deleted: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    """Pods that were marked as failed, with the reason."""
     history: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """What a watch tells, in this order: (kind of event, the pod); its place in it, from 1, is the resourceVersion."""
     asked: list[str] = field(default_factory=list)
@@ -97,6 +99,23 @@ class Handler(http.server.BaseHTTPRequestHandler):
             assert body["gracePeriodSeconds"] == 0, "else it stays for ever"
             self.api.deleted.append(f"{name} {pod['metadata']['uid']}")
             self._answer(200, self.api.pods.pop(name))
+
+    def do_PATCH(self) -> None:
+        """Of a pod's status: a strategic merge, as far as it is needed."""
+        path, name, part = self.path.rsplit("/", 2)
+        patch = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert part == "status" and self.headers["Content-Type"] == "application/strategic-merge-patch+json"
+        if self._refused(path):
+            return
+        pod = self.api.pods.get(name)
+        if pod is None:
+            self._status(404, f'pods "{name}" not found')
+        elif patch["metadata"]["uid"] != pod["metadata"]["uid"]:
+            self._status(409, "the UID in the precondition does not match")
+        else:
+            pod["status"] |= patch["status"]
+            self.api.failed.append(f"{name} {patch['status']['conditions'][0]['reason']}")
+            self._answer(200, pod)
 
     def _tell(self, version: str) -> None:
         """What has happened since that version; the watch then ends."""

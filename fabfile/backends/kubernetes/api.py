@@ -41,10 +41,9 @@ _KINDS = {
     "Deployment": ("apps_v1", True),
 }
 """Kind -> lightkube's module of it, and whether it is in a namespace."""
-JOB = "PyTorchJob"
 _TRAINER = ("trainer.kubeflow.org", "v1alpha1")
 _OWN_KINDS = {
-    JOB: ("kubeflow.org", "v1", "pytorchjobs"),
+    "PyTorchJob": ("kubeflow.org", "v1", "pytorchjobs"),
     "TrainJob": (*_TRAINER, "trainjobs"),
     "TrainingRuntime": (*_TRAINER, "trainingruntimes"),
 }

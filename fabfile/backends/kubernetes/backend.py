@@ -1,8 +1,9 @@
 """Run jobs on Kubernetes. What the SSH backend runs on a cluster's head runs here in a pod, the head pod, and a job's
 files are read there in the same way: see SshBackend.
 
-A job is a PyTorchJob: pods of Kubeflow's training operator. In the first of them runs the same supervisor that runs on
-the head of a cluster without a scheduler. Run directories, code and data are on the volume that all pods share.
+A job is a PyTorchJob, pods of Kubeflow's training operator, or a TrainJob, pods of Kubeflow Trainer. In the first of
+them runs the same supervisor that runs on the head of a cluster without a scheduler. Run directories, code and data are
+on the volume that all pods share.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from dataclasses import replace
 from invoke.exceptions import Exit
 
 from fabfile.backends.base import JobNode, JobRecord, JobState, LogLine, LogPart, LogRequest, OtherJob, Unreachable
-from fabfile.backends.kubernetes import api as kube
 from fabfile.backends.kubernetes import jobs, nodes, pods, reasons, start, view, waiting
 from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.errors import KubeError
@@ -40,10 +40,6 @@ _LEFT_SECONDS = 75.0  # for the pods of a finished job to go: 45 of them are the
 _POLL = 0.3
 _LOOK = 2.0  # seconds between two looks at the pods of a job that is followed and has not begun
 _LOOK_BEGUN = 10.0  # the same for one that has
-_ONLY_SHOWN = (
-    "job_kind = 'TrainJob': `fab train --dry-run` shows such a job, and nothing submits it: none was ever run, "
-    "and a pod of a dead machine would not be replaced"
-)
 
 
 class KubernetesBackend(SshBackend):
@@ -68,9 +64,7 @@ class KubernetesBackend(SshBackend):
 
     @property
     def api(self) -> Api:
-        """The cluster's API. Exit 2 without credentials, and for a kind of job that is only shown."""
-        if self.kube.job_kind == "TrainJob":
-            raise Exit(f"{self.kube.name}: {_ONLY_SHOWN}", code=2)
+        """The cluster's API. Exit 2 without credentials."""
         self._asked = self._asked or Api(self.kube, self._timeout)
         return self._asked
 
@@ -143,7 +137,7 @@ class KubernetesBackend(SshBackend):
             record = self._record(job)
         if record.state.is_final or (record.state == JobState.RUNNING and not now):
             return
-        self.api.delete(kube.JOB, job)
+        self.api.delete(self.kube.job_kind, job)
         reason = "stopped before it started" if record.started is None else "stopped at once"
         self._record_end(job, Over(JobState.CANCELLED, reason, by=endings.SOMEBODY))
 
@@ -163,8 +157,7 @@ class KubernetesBackend(SshBackend):
 
     def forget(self, job: str) -> None:
         """Leave nothing of a job, which may still run: neither a pod nor its directory. KubeError, Exit 1."""
-        self.api.delete(kube.JOB, job)
-        start.await_end(self.api, job)
+        start.remove(self.api, self.kube, job)
         removed = self._head.run(f"rm -rf {shlex.quote(self._folder_of(job))}")
         if not removed.ok:
             raise Exit(f"{self.host}: {removed.why}", code=1)
@@ -195,7 +188,7 @@ class KubernetesBackend(SshBackend):
             return self.kube.workers
 
     def _look(self) -> Seen:
-        return jobs.look(self.api, self.kube.name)
+        return jobs.look(self.api, self.kube)
 
     def _now(self, record: JobRecord, seen: Seen) -> JobRecord:
         found = jobs.merged(record, seen)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from invoke.exceptions import Exit
 
-from fabfile.backends.kubernetes import pods, pytorchjob, reasons, view
+from fabfile.backends.kubernetes import pods, reasons, view
 from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.head_pod import HeadPod
 from fabfile.remote.fleet import Connections
@@ -21,13 +21,12 @@ class JobPod(Connections):
         self.node = replace(self.cluster.head, name=name)
         self._api = Api(cluster)
         found = [pod for pod in self._api.list("Pod", {pods.STACK: cluster.name}) if reasons.phase(pod) == "Running"]
-        names = sorted(str(pod["metadata"]["name"]) for pod in found if pods.JOB in pod["metadata"]["labels"])
-        if name not in names:
+        there = {str(pod["metadata"]["name"]): pod for pod in found if pods.JOB in pod["metadata"]["labels"]}
+        if name not in there:
             self._api.close()
-            raise Exit(
-                f"{cluster.name}: no pod {name!r} of a job runs; there are: {', '.join(names) or 'none'}", code=2
-            )
-        self._pod = HeadPod(self._api, self.node, name, pytorchjob.CONTAINER)
+            names = ", ".join(sorted(there)) or "none"
+            raise Exit(f"{cluster.name}: no pod {name!r} of a job runs; there are: {names}", code=2)
+        self._pod = HeadPod(self._api, self.node, name, str(there[name]["spec"]["containers"][0]["name"]))
 
     def connection(self, node: Node, timeout: float | None = None) -> HeadPod:
         """The pod; a program that is started in it makes its own connection."""

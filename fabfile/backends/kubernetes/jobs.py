@@ -5,21 +5,21 @@ from __future__ import annotations
 import datetime
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fabfile.backends.base import JobRecord, JobState, OtherJob
-from fabfile.backends.kubernetes import api as kube
-from fabfile.backends.kubernetes import pods, reasons, waiting
+from fabfile.backends.kubernetes import job_object, pods, reasons, waiting
 from fabfile.backends.kubernetes.api import Api
+from infra.inventory import KubeCluster
 from node.job import endings
 
 Object = dict[str, Any]
 
 _TO_CONFIRM = 10.0  # seconds for a machine to say that a pod has ended, after the time that the pod was given
 _TO_APPLY = 60.0
-"""Seconds after a job's record is made by which Kubernetes has its PyTorchJob."""
+"""Seconds after a job's record is made by which Kubernetes has its object."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Seen:
     """What the API has of the jobs. To be asked before the records are read: what is over here has its record."""
 
     jobs: tuple[Object, ...]
-    """All PyTorchJobs of the namespace."""
+    """All jobs of the cluster's kind (KubeCluster.job_kind) in the namespace."""
     pods: tuple[Object, ...]
     """The pods of our jobs."""
     events: tuple[Object, ...] = ()
 
     def job(self, id_: str) -> Object | None:
-        """Our PyTorchJob of this name."""
+        """The object of our job of this name."""
         found = (job for job in self.jobs if job["metadata"]["name"] == id_ and _label(job, pods.JOB) == id_)
         return next(found, None)
 
@@ -52,12 +52,13 @@ class Over:
     by: str = endings.MACHINES  # who has ended it
 
 
-def look(api: Api, stack: str) -> Seen:
+def look(api: Api, cluster: KubeCluster) -> Seen:
     """Ask the API. KubeError."""
-    jobs, own = api.list(kube.JOB), api.list("Pod", {pods.STACK: stack})
+    jobs, own = api.list(cluster.job_kind), api.list("Pod", {pods.STACK: cluster.name})
     there = Counter(_label(pod, pods.JOB) for pod in own)
     waits = any(reasons.phase(pod) == "Pending" for pod in own)
-    lacks = any(_label(job, pods.STACK) == stack and there[_label(job, pods.JOB)] < _count(job) for job in jobs)
+    ours = [job for job in jobs if _label(job, pods.STACK) == cluster.name]
+    lacks = any(there[_label(job, pods.JOB)] < job_object.count(job) for job in ours)
     events = api.list("Event") if waits or lacks else []
     return Seen(tuple(jobs), tuple(pod for pod in own if _label(pod, pods.JOB)), tuple(events))
 
@@ -70,14 +71,15 @@ def merged(record: JobRecord, seen: Seen, now: float | None = None) -> JobRecord
     if job is None:
         if (time.time() if now is None else now) - record.created < _TO_APPLY:
             return record
-        return Over(JobState.FAILED, "its PyTorchJob is gone: somebody has deleted it", by=endings.SOMEBODY)
-    if (said := reasons.condition(job, "Failed")) is not None:
+        why = "it is gone from Kubernetes: somebody has deleted it"
+        return Over(JobState.FAILED, why, by=endings.SOMEBODY)
+    if (said := job_object.failed(job)) is not None:
         why = reasons.failed(own)
         by = endings.PROGRAM if why.endswith(reasons.STARVED) else endings.MACHINES
-        return Over(JobState.FAILED, why or said or "its PyTorchJob failed", by=by)
-    if reasons.condition(job, "Succeeded") is not None:
+        return Over(JobState.FAILED, why or said or "Kubernetes says that it failed", by=by)
+    if job_object.has_succeeded(job):
         return Over(JobState.FAILED, "its first pod has ended, and its supervisor has not recorded how the job did")
-    why = waiting.said(reasons.pending(own, seen.events, record.id, _count(job)), record.id, seen.pods)
+    why = waiting.said(reasons.pending(own, seen.events, record.id, job_object.count(job)), record.id, seen.pods)
     if record.state == JobState.PENDING:
         return replace(record, reason=why or "its pods start")
     return replace(record, reason=why) if why else record
@@ -89,9 +91,8 @@ def taken(seen: Seen, ended: Sequence[str]) -> dict[str, int]:
     found = {}
     for job in seen.jobs:
         id_ = _label(job, pods.JOB)
-        over = any(reasons.condition(job, kind) is not None for kind in ("Succeeded", "Failed"))
-        if id_ and id_ not in ended and not over:
-            found[id_] = _count(job)
+        if id_ and id_ not in ended and not job_object.is_over(job):
+            found[id_] = job_object.count(job)
     return found
 
 
@@ -99,12 +100,12 @@ def that_wait(seen: Seen, ended: Sequence[str]) -> list[tuple[str, int]]:
     """Our jobs that have not got all of their machines, oldest first, each with its number of pods."""
     have, wanted = waiting.placed(seen.pods), taken(seen, ended)
     ours = sorted((job for job in seen.jobs if _label(job, pods.JOB) in wanted), key=_created)
-    found = [(_label(job, pods.JOB), _count(job)) for job in ours]
+    found = [(_label(job, pods.JOB), job_object.count(job)) for job in ours]
     return [(id_, count) for id_, count in found if have[id_] < count]
 
 
 def others(seen: Seen, stack: str) -> list[OtherJob]:
-    """The PyTorchJobs of the namespace that are none of this cluster's: somebody applied them by hand."""
+    """The jobs of the namespace that are none of this cluster's: somebody applied them by hand."""
     return [_other(job) for job in seen.jobs if _label(job, pods.STACK) != stack]
 
 
@@ -113,24 +114,16 @@ def _created(job: Object) -> str:
     return str(job["metadata"].get("creationTimestamp") or "")
 
 
-def _count(job: Object) -> int:
-    """How many pods a PyTorchJob has."""
-    specs: Mapping[str, Any] = (job.get("spec") or {}).get("pytorchReplicaSpecs") or {}
-    return sum(int(spec.get("replicas") or 1) for spec in specs.values())
-
-
 def _other(job: Object) -> OtherJob:
     metadata, status = job["metadata"], job.get("status") or {}
-    known = ("Succeeded", "Failed", "Suspended", "Running")
-    state = next((kind for kind in known if reasons.condition(job, kind) is not None), "Pending")
     managers = [str(field.get("manager") or "") for field in metadata.get("managedFields") or ()]
     return OtherJob(
         id=str(metadata["name"]),
         user=next((name for name in managers if name), "somebody else"),
         name=str(metadata["name"]),
-        state=state.upper(),
+        state=job_object.state(job),
         nodes="",
-        count=_count(job),
+        count=job_object.count(job),
         submitted=_seconds(metadata.get("creationTimestamp")) or 0.0,
         started=_seconds(status.get("startTime")),
         scheduler="kubernetes",

@@ -51,12 +51,16 @@ def labels(cluster: KubeCluster, job: str) -> dict[str, str]:
     return {STACK: cluster.name, JOB: job}
 
 
-def secret(cluster: KubeCluster, job: str, values: Mapping[str, str], owner: Object | None = None) -> Object:
-    """The job's secrets; with the job's own object as `owner` they are deleted with it."""
+def owned(one: Object, owner: Object) -> Object:
+    """An object that is deleted with `owner`, which the API has made."""
+    same = {key: owner[key] for key in ("apiVersion", "kind")}
+    reference = {**same, **{key: owner["metadata"][key] for key in ("name", "uid")}}
+    return {**one, "metadata": {**one["metadata"], "ownerReferences": [reference]}}
+
+
+def secret(cluster: KubeCluster, job: str, values: Mapping[str, str]) -> Object:
+    """The job's secrets."""
     metadata: Object = {"name": job, "namespace": cluster.namespace, "labels": labels(cluster, job)}
-    if owner is not None:
-        same = {key: owner[key] for key in ("apiVersion", "kind")}
-        metadata["ownerReferences"] = [{**same, "name": job, "uid": owner["metadata"]["uid"]}]
     data = {name: base64.b64encode(value.encode()).decode() for name, value in values.items()}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "data": data}
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
+
+from fabfile.backends.kubernetes import job_object
 
 Object = dict[str, Any]
 
@@ -44,7 +46,7 @@ def pending(pods: Sequence[Object], events: Sequence[Object], job: str, wanted: 
     waiting = [pod for pod in pods if phase(pod) == "Pending"]
     count = len(waiting) + max(0, wanted - len(pods))
     reasons = [reason for pod in waiting if (reason := of_pod(pod, events))]
-    if len(pods) < wanted and (missing := _of_events(events, "PyTorchJob", job)):
+    if len(pods) < wanted and (missing := _of_events(events, job_object.makers(job))):
         reasons.insert(0, missing)
     if not reasons:
         return ""
@@ -60,7 +62,7 @@ def of_pod(pod: Object, events: Sequence[Object]) -> str:
         reason, message = str(waits.get("reason") or ""), str(waits.get("message") or "")
         if reason in _IMAGE:
             said = "" if message.startswith(_PULL) else message
-            said = _REPEATED.sub("", said or _of_events(events, "Pod", pod["metadata"]["name"], "Failed"))
+            said = _REPEATED.sub("", said or _of_events(events, [("Pod", pod["metadata"]["name"])], "Failed"))
             return _line(f"image {container.get('image', '')}: {reason}{': ' if said else ''}{said}")
         if reason and reason not in _PASSING:
             return _line(f"{reason}: {message}" if message else reason)
@@ -68,7 +70,7 @@ def of_pod(pod: Object, events: Sequence[Object]) -> str:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             said = str(condition.get("message") or condition.get("reason") or "")
             return _line(said.partition(". ")[0])  # what follows is of preemption, which nobody has asked for
-    return _of_events(events, "Pod", pod["metadata"]["name"])
+    return _of_events(events, [("Pod", pod["metadata"]["name"])])
 
 
 def failed(pods: Iterable[Object]) -> str:
@@ -90,27 +92,24 @@ def failed(pods: Iterable[Object]) -> str:
     return ""
 
 
-def condition(job: Object, kind: str) -> str | None:
-    """The message of a condition of a PyTorchJob that is true; None if it is not."""
-    for one in (job.get("status") or {}).get("conditions") or ():
-        if one.get("type") == kind and one.get("status") == "True":
-            return _line(str(one.get("message") or ""))
-    return None
-
-
-def _of_events(events: Sequence[Object], kind: str, name: str, reason: str = "") -> str:
-    """The newest warning about an object; with `reason`, of that one."""
+def _of_events(events: Sequence[Object], objects: Collection[tuple[str, str]], reason: str = "") -> str:
+    """The newest warning about one of these objects, each given by its kind and name; with `reason`, of that one."""
     about = [
         event
         for event in events
         if event.get("type") == "Warning"
         and event.get("reason") not in _OF_NO_CONSEQUENCE
-        and (event.get("involvedObject") or {}).get("kind") == kind
-        and (event.get("involvedObject") or {}).get("name") == name
+        and _about(event) in objects
         and (not reason or event.get("reason") == reason)
     ]
     newest = max(about, key=_when, default=None)
     return _line(str(newest.get("message") or newest.get("reason") or "")) if newest else ""
+
+
+def _about(event: Object) -> tuple[str, str]:
+    """Kind and name of what an event is about."""
+    about = event.get("involvedObject") or {}
+    return str(about.get("kind") or ""), str(about.get("name") or "")
 
 
 def _when(event: Object) -> str:

@@ -1,4 +1,5 @@
-"""Start a job on Kubernetes: what a dry run shows of it, whether there are machines, its record and its PyTorchJob."""
+"""Start a job on Kubernetes: what a dry run shows of it, whether there are machines, its record and its PyTorchJob, or
+its TrainJob."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from invoke.exceptions import Exit
 
 from fabfile import launchers
 from fabfile.backends.base import CannotStart
-from fabfile.backends.kubernetes import api as kube
 from fabfile.backends.kubernetes import jobs, pod_template, pods, pytorchjob, trainjob
 from fabfile.backends.kubernetes.api import Api, Object
 from fabfile.backends.kubernetes.errors import KubeError
@@ -23,14 +23,20 @@ from fabfile.backends.ssh.head import Head
 from fabfile.backends.submission import Submission, Submitted
 from fabfile.container.repository import is_named
 from fabfile.launchers import KUBERNETES, HeadValues, Launch, LaunchError, plans
-from infra.inventory import KubeCluster, SshCluster
+from infra.inventory import JobKind, KubeCluster, SshCluster
 
 _GONE_SECONDS = 75.0  # for the pods of a job that is resumed to go
+_SEEN_SECONDS = 10.0
+_UNSEEN = "specified trainingRuntime must be created before the TrainJob is created"
+"""What Trainer says of a TrainJob whose TrainingRuntime it does not know.
+https://github.com/kubeflow/trainer/blob/v2.3.0/pkg/runtime/core/trainingruntime.go"""
 _POLL = 0.3
 _NAME = r"[a-z]([a-z0-9-]*[a-z0-9])?"
 _LONGEST_NAME = {"PyTorchJob": 50, "TrainJob": 40}
 """Kubernetes names a job's pods and services ID-worker-N, with 63 characters at most; a TrainJob's pods
 ID-node-0-N-XXXXX."""
+_OWN_KINDS: dict[JobKind, list[str]] = {"PyTorchJob": ["PyTorchJob"], "TrainJob": ["TrainJob", "TrainingRuntime"]}
+"""What a job has of its own besides secrets and pods, in the order in which it is deleted."""
 _VARIABLES = """
 # found by the supervisor, which runs in the first pod, when the pods have met: $NODES, the machines that they are on;
 # $MASTER_ADDR, the address of the first; $MASTER_PORT, a free port there; $INTERFACE, towards the other pods; $BEGAN,
@@ -83,7 +89,7 @@ def _restarts(submission: Submission) -> str:
 
 
 def _objects(cluster: KubeCluster, job: PodJob) -> tuple[Object, ...]:
-    """What Kubernetes is to have of a job, in the order in which it is applied."""
+    """What Kubernetes is to have of a job, in the order in which it is applied. The last one is the job itself."""
     if cluster.job_kind == "TrainJob":
         return trainjob.rendered(cluster, job)
     return (pytorchjob.rendered(cluster, job),)
@@ -105,7 +111,7 @@ def create(
     taken: Sequence[str],
     never_beside: tuple[str, ...] = (),
 ) -> Submitted:
-    """Create the job's number and directory on the head, then its PyTorchJob; its id must not be in `taken`.
+    """Create the job's number and directory on the head, then its objects; its id must not be in `taken`.
     `never_beside`: as in PodJob. If the API refuses it, Exit 1, and nothing is left of it."""
     spec = over_ssh.spec_of(head, submission, taken)
     price = launch_of(head.cluster, submission).usd_per_hour
@@ -119,7 +125,7 @@ def create(
         head.ask("kube-over", job.run_dir, "undo")
         raise Exit(f"{error}\nthe job was not started", code=1) from None
     machines = "1 machine" if job.nodes == 1 else f"{job.nodes} machines"
-    return Submitted(job.id, answer["log"], f"{machines}, as the PyTorchJob {job.id}")
+    return Submitted(job.id, answer["log"], f"{machines}, as the {cluster.job_kind} {job.id}")
 
 
 def _job(launch: Launch, never_beside: tuple[str, ...] = ()) -> PodJob:
@@ -134,25 +140,42 @@ def _job(launch: Launch, never_beside: tuple[str, ...] = ()) -> PodJob:
 
 
 def _apply(api: Api, cluster: KubeCluster, job: PodJob, secrets: Mapping[str, str]) -> None:
-    """Apply the PyTorchJob, in place of one that a resumed job had, and its secrets before it. KubeError."""
-    api.delete(kube.JOB, job.id)
-    await_end(api, job.id)
+    """Apply the job, in place of one that a resumed job had, and before it what it needs: its secrets, and a TrainJob's
+    TrainingRuntime. These belong to it, and are deleted with it. KubeError."""
+    remove(api, cluster, job.id)
+    *needed, asked = _objects(cluster, job)
+    if secrets:
+        needed.append(pod_template.secret(cluster, job.id, secrets))
     try:
-        if secrets:
-            api.apply(pod_template.secret(cluster, job.id, secrets))
-        made = api.apply(pytorchjob.rendered(cluster, job))
-        if secrets:
-            api.apply(pod_template.secret(cluster, job.id, secrets, made))
+        for one in needed:
+            api.apply(one)
+        made = _apply_seen(api, asked)
+        for one in needed:
+            api.apply(pod_template.owned(one, made))
     except KubeError:
-        if secrets:
-            api.delete("Secret", job.id)
+        for one in (asked, *needed):
+            api.delete(one["kind"], job.id)
         raise
 
 
-def await_end(api: Api, job: str) -> None:
-    """Wait until a deleted job and its pods are gone. KubeError."""
+def _apply_seen(api: Api, asked: Object) -> Object:
+    """Apply a job. Trainer refuses a TrainJob for some moments after its TrainingRuntime is made: it asks a copy of the
+    API's objects, which has not got that one yet. KubeError."""
+    deadline = time.monotonic() + _SEEN_SECONDS
+    while True:
+        try:
+            return api.apply(asked)
+        except KubeError as error:
+            if _UNSEEN not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(_POLL)
+
+
+def remove(api: Api, cluster: KubeCluster, job: str) -> None:
+    """Delete a job, if it is there, and wait until it, what belongs to it and its pods are gone. KubeError."""
+    kinds = [kind for kind in _OWN_KINDS[cluster.job_kind] if api.delete(kind, job)]
     deadline = time.monotonic() + _GONE_SECONDS
-    while (left := api.list("Pod", {pods.JOB: job})) or api.get(kube.JOB, job) is not None:
+    while (left := api.list("Pod", {pods.JOB: job})) or any(api.get(kind, job) for kind in kinds):
         jobs.end_overdue(api, left)
         if time.monotonic() > deadline:
             names = ", ".join(str(pod["metadata"]["name"]) for pod in left) or job

@@ -1,27 +1,23 @@
-"""A job as Kubeflow Trainer v2's TrainJob (trainer.kubeflow.org/v1alpha1): pure functions, for a dry run alone.
+"""A job as Kubeflow Trainer v2's TrainJob (trainer.kubeflow.org/v1alpha1): pure functions, with which a dry run prints
+what is applied.
 
 Trainer makes a JobSet of a TrainJob and the TrainingRuntime that it names, and JobSet makes an Indexed Job of
-Kubernetes' own. No TrainJob of ours was ever run. Trainer's definitions (2.0.0 and 2.2.0) take both objects, and the
-Indexed Job alone was run, on Kubernetes 1.34 on `local`: with the node program as it is a job of two pods trained to
-its end, and went on after either pod was deleted. Where it differs from a PyTorchJob:
+Kubernetes' own. Where it differs from a PyTorchJob:
 
 - The first pod is the one with index 0 of a single kind of pods, so all of them get the job's secrets. Its end with
   code 0 ends the Job (successPolicy); the others are then ended, too.
-- A pod learns its number from a label, here as RANK, which the training operator sets by itself. Our own labels find
-  the pods of a job, but node/kubernetes/api.py reads the operator's labels for their numbers.
+- A pod learns its number from a label, here as RANK, which the training operator sets by itself.
 - A code up to 127 is for good, and ends the Job; after a higher one, or a disruption, there is a new pod with the same
-  number and another name (podFailurePolicy). The Job's limit of 6 such failures is lifted.
-- A dead machine's pod is not replaced, which is why nothing submits a TrainJob: with a podFailurePolicy the Job wants
-  the old one's phase to be Failed, and keeps it by a finalizer when it is deleted by force, as
-  node/kubernetes/dead_machines.py does it. It stayed Running for the 100 s that were waited for, and was replaced 57 s
-  after `kubectl delete node`.
-- After KEPT_DAYS JobSet deletes the JobSet. The TrainJob stays, with what it owns, until somebody deletes it; so does
-  the TrainingRuntime. The secrets are the TrainJob's (pod_template.secret).
+  number and another name (podFailurePolicy): after 10 s at first, then later and later. The Job's limit of 6 such
+  failures is lifted.
+- With a podFailurePolicy a pod is replaced only when its phase is Failed, and it stays until the Job has counted it. So
+  the pod of a dead machine is marked as failed before it is deleted (node/kubernetes/api.py).
+- After KEPT_DAYS JobSet deletes the JobSet. The TrainJob stays, with what it owns, until somebody deletes it.
 - Ends: JobSet's Completed and Failed are conditions of the TrainJob, Complete and Failed; none says that it runs.
 
-https://github.com/kubeflow/trainer/blob/v2.2.0/pkg/runtime/framework/plugins/jobset/jobset.go
-https://github.com/kubeflow/trainer/blob/v2.2.0/pkg/webhooks/trainingruntime_webhook.go
-https://github.com/kubernetes-sigs/jobset/blob/v0.9.1/pkg/webhooks/jobset_webhook.go
+https://github.com/kubeflow/trainer/blob/v2.3.0/pkg/runtime/framework/plugins/jobset/jobset.go
+https://github.com/kubeflow/trainer/blob/v2.3.0/pkg/webhooks/trainingruntime_webhook.go
+https://github.com/kubernetes-sigs/jobset/blob/v0.12.0/pkg/webhooks/jobset_webhook.go
 https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy
 """
 
@@ -30,14 +26,13 @@ from __future__ import annotations
 from typing import Any
 
 from fabfile.backends.kubernetes import pod_template
+from fabfile.backends.kubernetes.job_object import NODE
 from fabfile.backends.kubernetes.pod_template import KEPT_DAYS, PodJob
 from infra.inventory import KubeCluster
 
 Object = dict[str, Any]
 
 VERSION = "trainer.kubeflow.org/v1alpha1"
-CONTAINER = "node"
-"""The container of a pod that runs the job, and the only kind of pods; Trainer wants this name."""
 _STEP = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 """Label of the pods of which there are to be `numNodes`."""
 _INDEX = "batch.kubernetes.io/job-completion-index"
@@ -49,7 +44,7 @@ _NO_LIMIT = 2**31 - 1
 def rendered(cluster: KubeCluster, job: PodJob) -> tuple[Object, Object]:
     """The TrainingRuntime, which has to be there first, and the TrainJob."""
     kept = {"ttlSecondsAfterFinished": KEPT_DAYS * 86400}
-    pods = {"name": CONTAINER, "template": {"metadata": {"labels": _STEP}, "spec": _indexed_job(cluster, job)}}
+    pods = {"name": NODE, "template": {"metadata": {"labels": _STEP}, "spec": _indexed_job(cluster, job)}}
     runtime = {
         "apiVersion": VERSION,
         "kind": "TrainingRuntime",
@@ -64,7 +59,7 @@ def rendered(cluster: KubeCluster, job: PodJob) -> tuple[Object, Object]:
         "apiVersion": VERSION,
         "kind": "TrainJob",
         "metadata": _metadata(cluster, job),
-        "spec": {"runtimeRef": reference},
+        "spec": {"runtimeRef": reference, "trainer": {"numNodes": job.nodes}},
     }
 
 
@@ -79,7 +74,7 @@ def _indexed_job(cluster: KubeCluster, job: PodJob) -> Object:
         {"action": "Ignore", "onExitCodes": {"operator": "NotIn", "values": [*_FOR_GOOD]}},
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     ]
-    template = pod_template.template(cluster, job, CONTAINER, gets_secrets=True)
+    template = pod_template.template(cluster, job, NODE, gets_secrets=True)
     (container,) = template["spec"]["containers"]
     number = {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{_INDEX}']"}}}
     container["env"].append(number)
