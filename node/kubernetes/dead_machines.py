@@ -1,9 +1,9 @@
 """Frees the places of a job's pods that are on dead machines.
 
 When a machine dies its pods stay, Running or Terminating, until somebody who knows that nothing runs there any more
-deletes them by force; only then does the training operator make a pod in their place. We know it when the machine's
-kubelet cannot be reached for a while, which is longer than a keeper without its head lets its ranks live (files.LEASE).
-A pod of the job does this: the supervisor's, or, if that one's machine has died, another one.
+deletes them by force; only then does the training operator, or Kubernetes' own Job, make a pod in their place. We know
+it when the machine's kubelet cannot be reached for a while, which is longer than a keeper without its head lets its
+ranks live (files.LEASE). A pod of the job does this: the supervisor's, or, if that one's machine has died, another one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`pod RUN_DIR`: the program of every pod of a job on Kubernetes.
 
-It is the pod's agent, and in the first pod it also starts the job's supervisor. Its exit code is for the training
-operator: 0 when the job is over, 1 in the first pod if it has not succeeded; from 128 on, the operator makes the pod
-again.
+It is the pod's agent, and in the first pod it also starts the job's supervisor. Its exit code is for what has made the
+pod, the training operator or Kubernetes' own Job: 0 when the job is over, 1 in the first pod if it has not succeeded;
+from 128 on, the pod is made again.
 """
 
 from __future__ import annotations

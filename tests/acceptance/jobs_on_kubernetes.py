@@ -17,7 +17,7 @@ from typing import Any
 
 import c4_form
 import pytest
-from jobs_on_nodes import JOB, Job
+from jobs_on_nodes import JOB, Job, Start
 from on_host import Traces, members
 from polling import until
 from project import Project
@@ -161,6 +161,21 @@ def kill_pod(project: Project, pod: str) -> None:
     for pid in members(project.stack, machine_of(project, pod)):
         if "/launch pod " in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
             os.kill(pid, signal.SIGKILL)
+
+
+def check_quota(project: Project, start: Start) -> Job:
+    """A job that a quota keeps from its pods says so in one line, and is stopped; returns it."""
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "2"}}}
+    kubectl(project, "apply", "-f", "-", stdin=json.dumps(quota))
+    try:
+        job = start(step=0)
+        until(lambda: "exceeded quota: few" in str(job.state()["reason"]), 30, "the quota is said")
+        assert job.state()["state"] == "PENDING" and "\n" not in job.state()["reason"]
+        assert "stopped before it started" in project.fab("stop", job.id, "--now").stdout
+    finally:
+        kubectl(project, "delete", "resourcequota", "few")
+    assert run_dir(project, job.id).exists()
+    return job
 
 
 def trainer_definitions() -> list[str]:

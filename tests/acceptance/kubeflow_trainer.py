@@ -44,14 +44,8 @@ def with_trainer(project: Project) -> Project:
             if one["kind"] == "Deployment":
                 one["spec"]["template"]["spec"]["nodeSelector"] = {"kubernetes.io/hostname": NODES[0]}
                 deployments.append((one["metadata"]["namespace"], one["metadata"]["name"]))
-        kubectl(
-            project,
-            "apply",
-            "--server-side",
-            "-f",
-            "-",
-            stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": everything}),
-        )
+        manifest = {"apiVersion": "v1", "kind": "List", "items": everything}
+        kubectl(project, "apply", "--server-side", "-f", "-", stdin=json.dumps(manifest))
     for space, name in deployments:
         ready = ["--namespace", space, "get", "deployment", name, "--output=jsonpath={.status.readyReplicas}"]
         until(lambda ready=ready: kubectl(project, *ready) == "1", 120, f"{name} is ready")  # type: ignore[misc]
@@ -61,7 +55,7 @@ def with_trainer(project: Project) -> Project:
 
 
 def mend(project: Project) -> None:
-    """Make the machines anew that were lost. An inventory of one's own has no part in it."""
+    """Make the machines again that were lost, by the stack's own verbs, which take no inventory file."""
     stack = copy.copy(project)
     stack.options = ()
     stack.fab("up", "--yes", timeout=300)
@@ -73,6 +67,6 @@ def _import(project: Project, archive: Path) -> None:
     copied = shared(project) / archive.name
     shutil.copyfile(archive, copied)
     for node in NODES:
-        inside = ["nsenter", "--all", f"--target={process(project, node, '/usr/bin/containerd$|/usr/bin/containerd ')}"]
+        inside = ["nsenter", "--all", f"--target={process(project, node, '/usr/bin/containerd ')}"]
         subprocess.run([*inside, "ctr", "--namespace=k8s.io", "images", "import", f"/fsx/{archive.name}"], check=True)
     copied.unlink()

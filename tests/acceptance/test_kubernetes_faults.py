@@ -13,6 +13,7 @@ from pathlib import Path
 
 import managed_jobs
 import pytest
+import same_losses
 import user_programs
 from jobs_on_kubernetes import (
     AGAIN_SECONDS,
@@ -28,7 +29,7 @@ from jobs_on_kubernetes import (
     state,
     trains_again,
 )
-from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Start, parts, process
+from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, Start, parts, process
 from managed_jobs import Managed
 from polling import until
 from project import Project
@@ -71,16 +72,13 @@ def test_an_elastic_job_outlives_a_rank_and_a_pod(cluster: Project, start: Start
 @pytest.mark.long
 def test_lost_pods_come_again_and_the_losses_are_those_of_an_undisturbed_job(cluster: Project, start: Start) -> None:
     """A worker's, then the first, which has the supervisor: by force, so that nobody asks for a checkpoint."""
-    options = ["train.steps=3000", "train.min_lr=0.0006", "checkpoint.every=50"]
-    job = start(*options, "--restarts", "4")
-    for attempt, name in enumerate(("worker-0", "master-0"), start=2):
-        kill_pod(cluster, f"{job.id}-{name}")
-        trains_again(cluster, job, attempt, AGAIN_SECONDS)
-    assert job.ends(300) == 0, job.text()
-    undisturbed = start(*options, step=0)
-    assert undisturbed.ends(300) == 0, undisturbed.text()
-    wanted = {line["step"]: line["loss"] for line in metrics(cluster, undisturbed.id)}
-    assert {line["step"]: line["loss"] for line in metrics(cluster, job.id)} == wanted
+
+    def lose(job: Job) -> None:
+        for attempt, name in enumerate(("worker-0", "master-0"), start=2):
+            kill_pod(cluster, f"{job.id}-{name}")
+            trains_again(cluster, job, attempt, AGAIN_SECONDS)
+
+    same_losses.check_after_losses(start, lose, metrics)
 
 
 @pytest.mark.long

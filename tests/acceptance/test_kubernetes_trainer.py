@@ -3,26 +3,26 @@ PyTorchJob's, also after a pod or a machine is lost."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 
 import kubeflow_trainer
 import pytest
+import same_losses
 from jobs_on_kubernetes import (
     AGAIN_SECONDS,
     MACHINE_SECONDS,
+    check_quota,
     kill_machine,
     kill_pod,
     kubectl,
     kubernetes_of_three,
     machine_of,
     metrics,
-    run_dir,
     state,
     trains_again,
 )
-from jobs_on_nodes import ENDLESS, GONE_SECONDS, Start, parts
+from jobs_on_nodes import ENDLESS, GONE_SECONDS, Job, Start, parts
 from polling import until
 from project import Project
 
@@ -76,16 +76,7 @@ def test_what_cannot_start_says_why_in_one_line_and_is_stopped(cluster: Project,
     until(lambda: f"busy with {first.id} (3)" in str(waiting.state()["reason"]), 30, "it says who has the machines")
     cluster.fab("stop", first.id, "--now")
     assert waiting.ends(180) == 0, waiting.text()
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "2"}}}
-    kubectl(cluster, "apply", "-f", "-", stdin=json.dumps(quota))
-    try:
-        job = start(step=0)
-        until(lambda: "exceeded quota: few" in str(job.state()["reason"]), 30, "the quota is said")
-        assert job.state()["state"] == "PENDING" and "\n" not in job.state()["reason"]
-        assert "stopped before it started" in cluster.fab("stop", job.id, "--now").stdout
-    finally:
-        kubectl(cluster, "delete", "resourcequota", "few")
-    assert run_dir(cluster, job.id).exists()
+    job = check_quota(cluster, start)
     until(lambda: parts(cluster, job.id) == [], GONE_SECONDS, "nothing of the job is left")
 
 
@@ -94,9 +85,8 @@ def test_another_ones_trainjob_is_shown_as_theirs(cluster: Project) -> None:
     theirs = re.sub(r"trainyard.dev/\w+: [^,}\n]+", "app: other", manifest.replace("job-N", "other"))
     kubectl(cluster, "apply", "-f", "-", stdin=theirs.replace("app: other, app: other", "app: other"))
     try:
-        until(
-            lambda: re.search(r"^- +other +\w+ +2 ", cluster.fab("jobs").stdout, re.MULTILINE) is not None, 30, "shown"
-        )
+        shown = re.compile(r"^- +other +\w+ +2 ", re.MULTILINE)
+        until(lambda: shown.search(cluster.fab("jobs").stdout), 30, "it is among the jobs")
     finally:
         kubectl(cluster, "delete", "trainjob,trainingruntime", "other")
 
@@ -104,35 +94,22 @@ def test_another_ones_trainjob_is_shown_as_theirs(cluster: Project) -> None:
 def test_a_stopped_job_goes_on_to_the_same_losses(cluster: Project, start: Start) -> None:
     options = ["train.min_lr=0.0006", "--nodes", "2"]
     job = start(ENDLESS, *options)
-    stopped = cluster.fab("stop", job.id).stdout
-    step = re.search(r"CANCELLED: stopped: step (\d+) is in the checkpoint", stopped)
-    assert step, stopped
-    steps = f"train.steps={int(step[1]) + 10}"
-    resumed = start("--resume", job.id, steps, step=0)
-    assert resumed.ends(180) == 0 and f"going on from step {step[1]}" in resumed.text(), resumed.text()
-    undisturbed = start(*options, steps, step=0)
-    assert undisturbed.ends(180) == 0, undisturbed.text()
-    wanted = [line["loss"] for line in metrics(cluster, undisturbed.id)]
-    assert [line["loss"] for line in metrics(cluster, job.id)] == wanted
+    same_losses.check_resumed(start, job, options, cluster.fab("stop", job.id).stdout, metrics)
 
 
 def test_lost_pods_come_again_and_the_losses_are_those_of_an_undisturbed_job(cluster: Project, start: Start) -> None:
-    options = ["train.steps=3000", "train.min_lr=0.0006", "checkpoint.every=50"]
-    job = start(*options, "--restarts", "4")
-    for attempt, number in enumerate((1, 0), start=2):
-        kill_pod(cluster, pod_of(cluster, job.id, number))
-        trains_again(cluster, job, attempt, AGAIN_SECONDS)
-    assert job.ends(300) == 0, job.text()
-    undisturbed = start(*options, step=0)
-    assert undisturbed.ends(300) == 0, undisturbed.text()
-    wanted = {line["step"]: line["loss"] for line in metrics(cluster, undisturbed.id)}
-    assert {line["step"]: line["loss"] for line in metrics(cluster, job.id)} == wanted
+    def lose(job: Job) -> None:
+        for attempt, number in enumerate((1, 0), start=2):
+            kill_pod(cluster, pod_of(cluster, job.id, number))
+            trains_again(cluster, job, attempt, AGAIN_SECONDS)
+
+    same_losses.check_after_losses(start, lose, metrics)
 
 
 @pytest.mark.parametrize("lost", ["another pod's", "the first pod's"])
 def test_a_machine_gone_for_good_is_gone_on_without(cluster: Project, start: Start, lost: str) -> None:
-    """Its pod is replaced only once it is marked as failed. Of two jobs' machines the one with the control plane has no
-    pod; no other is free, so another pod makes place for the first."""
+    """The machine with the control plane gets no pod of the job, so no machine is free in the lost one's place. The
+    first pod then gets the machine of the other one, which ends for it."""
     kubectl(cluster, "cordon", "node1")
     try:
         job = start(ENDLESS, "checkpoint.every=20", "--restarts", "6", "--nodes", "2", step=30)

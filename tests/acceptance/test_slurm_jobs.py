@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import same_losses
 import several_jobs
 import user_programs
 from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Start, another_stack, listed, process
@@ -96,17 +97,10 @@ def test_a_stopped_job_goes_on_to_the_same_losses(
     there = [secret in Path(f"/proc/{process(cluster, node, RANK)}/environ").read_bytes() for node in nodes]
     assert there == [True, False]
     stopped = cluster.fab("stop", job.id).stdout
-    step = re.search(r"CANCELLED: stopped: step (\d+) is in the checkpoint", stopped)
-    assert step and f"nothing of {job.id} is left on 3 nodes" in stopped
+    assert f"nothing of {job.id} is left on 3 nodes" in stopped
     kept = [path for path in run_dir(cluster, job.id).rglob("*") if path.is_file()]
     assert [path for path in kept if "k" * 40 in path.read_text("latin1")] == []
-    steps = f"train.steps={int(step[1]) + 10}"
-    resumed = start("--resume", job.id, steps, step=0)
-    assert resumed.ends(180) == 0 and f"going on from step {step[1]}" in resumed.text(), resumed.text()
-    undisturbed = start(*options, steps, step=0)
-    assert undisturbed.ends(180) == 0, undisturbed.text()
-    wanted = [line["loss"] for line in metrics(cluster, undisturbed.id)]
-    assert [line["loss"] for line in metrics(cluster, job.id)] == wanted
+    same_losses.check_resumed(start, job, options, stopped, metrics)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from kube_cluster import Kube
 from kube_examples import CPUS, GPUS, JOB
 
 from fabfile.backends.base import CannotStart, JobState
-from fabfile.backends.kubernetes import job_object, pod_template, pytorchjob, start, trainjob, view
+from fabfile.backends.kubernetes import job_object, pod_template, pods, pytorchjob, start, trainjob, view
 from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.backend import KubernetesBackend
 from fabfile.backends.kubernetes.pod_template import PodJob
@@ -39,8 +39,8 @@ def submission(**changes: Any) -> Submission:
 
 def indexed_job(cluster: KubeCluster, job: PodJob) -> dict[str, Any]:
     runtime, _ = trainjob.rendered(cluster, job)
-    (pods,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
-    found: dict[str, Any] = pods["template"]["spec"]
+    (of_job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    found: dict[str, Any] = of_job["template"]["spec"]
     return found
 
 
@@ -94,7 +94,7 @@ def test_the_names_of_its_pods_are_no_longer_than_kubernetes_allows() -> None:
     """JobSet refuses a longer one. The last part is the Job's own, of five letters."""
     longest = "a" * 40
     start.check(SHOWN, submission(begun=Begun(longest, "", 2)))
-    assert len(f"{longest}-9999-{job_object.NODE}-0-1023-abcde") <= 63
+    assert len(f"{longest}-9999-{pods.TRAINER_NODE}-0-1023-abcde") <= 63
     with pytest.raises(Exit, match="at most 40 letters"):
         start.check(SHOWN, submission(begun=Begun(longest + "a", "", 2)))
 
@@ -147,10 +147,8 @@ def test_a_job_is_submitted_with_its_runtime_which_goes_with_it(kube: Kube, monk
 
 def test_one_that_trainer_refuses_leaves_nothing(kube: Kube) -> None:
     kube.refuse("trainjobs", 403, "admission webhook denied the request: no", method="PATCH")
-    with (
-        KubernetesBackend(replace(kube.cluster, job_kind="TrainJob")) as backend,
-        pytest.raises(Exit, match="no\nthe job"),
-    ):
+    backend = KubernetesBackend(replace(kube.cluster, job_kind="TrainJob"))
+    with backend, pytest.raises(Exit, match="no\nthe job was not started"):
         backend.submit(submission())
     assert {kind for kind, _ in kube.objects} <= {"Deployment", "Pod"}
 

@@ -36,8 +36,6 @@ class Done:
 
 
 Fab = Callable[..., Done]
-MEASURE = all_reduce_in_pods.verdict
-"""By a job, which no pod of these runs."""
 
 
 @pytest.fixture
@@ -231,19 +229,32 @@ def test_a_token_set_must_be_where_all_pods_see_it(fab: Fab) -> None:
     assert done.code == 2 and "data.path = /mnt/set: must be below /" in done.err and "/shared or /data" in done.err
 
 
-def test_a_cluster_for_trainjobs_gets_trainjobs(
-    fab: Fab, kube: Kube, has_software: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(all_reduce_in_pods, "verdict", MEASURE)
+def submitted(cluster: KubeCluster) -> None:
+    """Submit smoke-1, on two machines."""
+    from fabfile.backends.submission import Submission
+    from fabfile.job_file import resolve
+
+    with KubernetesBackend(cluster) as backend:
+        backend.submit(Submission(job=resolve("smoke", (), 2), nodes=2))
+
+
+def test_the_verbs_of_jobs_are_the_same_with_trainjobs(fab: Fab, kube: Kube, has_software: None) -> None:
     cluster = replace(kube.cluster, job_kind="TrainJob")
     done = fab("check", cluster=cluster)
-    found = lines(done.out)
-    assert "Kubeflow Trainer would take a TrainingRuntime of 3 pods" in found["operator"]
-    assert {one["kind"] for one in kube.applied if "name" in one["metadata"]} >= {"TrainJob", "TrainingRuntime"}
+    assert done.code == 0, done
+    assert "Kubeflow Trainer would take a TrainingRuntime of 3 pods" in lines(done.out)["operator"]
     kube.applied.clear()
     done = fab("train", "smoke", "--dry-run", cluster=cluster)
     assert done.code == 0 and "kind: TrainJob" in done.out
     assert "kind: PyTorchJob" not in done.out and not kube.applied
+    submitted(cluster)
+    assert "PENDING" in fab("jobs", cluster=cluster).out
+    done = fab("stop", "smoke-1", cluster=cluster)
+    assert done.code == 0 and "smoke-1 CANCELLED: stopped before it started" in done.out, done.err
+    assert "smoke-1 CANCELLED" in fab("logs", "smoke-1", "--follow", cluster=cluster).out
+    kube.unknown = {"TrainJob"}
+    done = fab("jobs", cluster=cluster)
+    assert done.code == 1 and done.err.endswith(": Kubeflow Trainer v2 is not installed there\n"), done
 
 
 def test_a_job_from_its_dry_run_to_its_end(fab: Fab, kube: Kube, tmp_path: Path) -> None:
@@ -254,11 +265,7 @@ def test_a_job_from_its_dry_run_to_its_end(fab: Fab, kube: Kube, tmp_path: Path)
     never, twice = (fab("train", "smoke", "--dry-run", "--restarts", number).out for number in "02")
     assert "# a rank, pod or machine that is lost ends the job (--restarts N)" in never and again not in never
     assert "# after a loss or failure the job goes on from the newest whole checkpoint, up to 2 times\n" in twice
-    with KubernetesBackend(kube.cluster) as backend:
-        from fabfile.backends.submission import Submission
-        from fabfile.job_file import resolve
-
-        backend.submit(Submission(job=resolve("smoke", (), 2), nodes=2))
+    submitted(kube.cluster)
     done = fab("train", "smoke", "--nodes", "2")
     assert done.code == 1 and "1 of 3 machines free, 2 wanted; busy with smoke-1 (2)" in done.err
     assert "smoke-1" in (table := fab("jobs").out) and "PENDING" in table and "its pods start" in table
@@ -280,10 +287,6 @@ def test_before_a_destroy_the_jobs_that_end_with_it_are_named(
     assert "trainyard-head is not there" in capsys.readouterr().out and not kube.applied, (
         "nothing is made to be removed"
     )
-    with KubernetesBackend(kube.cluster) as backend:
-        from fabfile.backends.submission import Submission
-        from fabfile.job_file import resolve
-
-        backend.submit(Submission(job=resolve("smoke", (), 2), nodes=2))
+    submitted(kube.cluster)
     work_lost.say_of_destroy("kind")
     assert "job smoke-1 is PENDING on no node yet: it ends with them" in capsys.readouterr().out

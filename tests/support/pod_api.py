@@ -90,12 +90,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self._refused(path):
             return
-        pod = self.api.pods.get(name)
-        if pod is None:
-            self._status(404, f'pods "{name}" not found')
-        elif body["preconditions"]["uid"] != pod["metadata"]["uid"]:
-            self._status(409, "the UID in the precondition does not match")
-        else:
+        if pod := self._of(name, body["preconditions"]["uid"]):
             assert body["gracePeriodSeconds"] == 0, "else it stays for ever"
             self.api.deleted.append(f"{name} {pod['metadata']['uid']}")
             self._answer(200, self.api.pods.pop(name))
@@ -107,15 +102,21 @@ class Handler(http.server.BaseHTTPRequestHandler):
         assert part == "status" and self.headers["Content-Type"] == "application/strategic-merge-patch+json"
         if self._refused(path):
             return
-        pod = self.api.pods.get(name)
-        if pod is None:
-            self._status(404, f'pods "{name}" not found')
-        elif patch["metadata"]["uid"] != pod["metadata"]["uid"]:
-            self._status(409, "the UID in the precondition does not match")
-        else:
+        if pod := self._of(name, patch["metadata"]["uid"]):
             pod["status"] |= patch["status"]
             self.api.failed.append(f"{name} {patch['status']['conditions'][0]['reason']}")
             self._answer(200, pod)
+
+    def _of(self, name: str, uid: str) -> dict[str, Any] | None:
+        """The pod of this name, if it has this uid; else None, and the answer says why."""
+        pod = self.api.pods.get(name)
+        if pod is None:
+            self._status(404, f'pods "{name}" not found')
+        elif uid != pod["metadata"]["uid"]:
+            self._status(409, "the UID in the precondition does not match")
+        else:
+            return pod
+        return None
 
     def _tell(self, version: str) -> None:
         """What has happened since that version; the watch then ends."""

@@ -9,18 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fabfile.backends.kubernetes.reasons import line
+
 Object = dict[str, Any]
 
 _STATES = {"Succeeded": "SUCCEEDED", "Complete": "SUCCEEDED", "Failed": "FAILED", "Suspended": "SUSPENDED"}
 """Condition -> state, in the order in which they are looked for."""
-_LONGEST = 240
-NODE = "node"
-"""What Kubeflow Trainer calls the pods that train, and their container."""
-
-
-def makers(job: str) -> list[tuple[str, str]]:
-    """Kind and name of all that makes the pods of a job: a PyTorchJob does it itself, a TrainJob by way of others."""
-    return [(kind, job) for kind in ("PyTorchJob", "TrainJob", "JobSet")] + [("Job", f"{job}-{NODE}-0")]
 
 
 def count(job: Object) -> int:
@@ -64,5 +58,5 @@ def _condition(job: Object, kind: str) -> str | None:
     """The message of a condition that is true; None if it is not."""
     for one in (job.get("status") or {}).get("conditions") or ():
         if one.get("type") == kind and one.get("status") == "True":
-            return " ".join(str(one.get("message") or "").split())[:_LONGEST]
+            return line(str(one.get("message") or ""))
     return None

@@ -13,6 +13,8 @@ Object = dict[str, Any]
 HEAD = "trainyard-head"
 """Name of the head's Deployment, and of its pods' label `app`."""
 CONTAINER = "head"
+TRAINER_NODE = "node"
+"""What Kubeflow Trainer calls the pods that train, and their container."""
 SPEC = "trainyard.dev/spec"
 """Label of the head's Deployment and pods: the hash of what they were made of. A pod of another one is not used."""
 STACK, JOB = "trainyard.dev/stack", "trainyard.dev/job"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from fabfile.backends.kubernetes import job_object
+from fabfile.backends.kubernetes.pods import TRAINER_NODE
 
 Object = dict[str, Any]
 
@@ -46,7 +46,7 @@ def pending(pods: Sequence[Object], events: Sequence[Object], job: str, wanted: 
     waiting = [pod for pod in pods if phase(pod) == "Pending"]
     count = len(waiting) + max(0, wanted - len(pods))
     reasons = [reason for pod in waiting if (reason := of_pod(pod, events))]
-    if len(pods) < wanted and (missing := _of_events(events, job_object.makers(job))):
+    if len(pods) < wanted and (missing := _of_events(events, _makers(job))):
         reasons.insert(0, missing)
     if not reasons:
         return ""
@@ -63,13 +63,13 @@ def of_pod(pod: Object, events: Sequence[Object]) -> str:
         if reason in _IMAGE:
             said = "" if message.startswith(_PULL) else message
             said = _REPEATED.sub("", said or _of_events(events, [("Pod", pod["metadata"]["name"])], "Failed"))
-            return _line(f"image {container.get('image', '')}: {reason}{': ' if said else ''}{said}")
+            return line(f"image {container.get('image', '')}: {reason}{': ' if said else ''}{said}")
         if reason and reason not in _PASSING:
-            return _line(f"{reason}: {message}" if message else reason)
+            return line(f"{reason}: {message}" if message else reason)
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             said = str(condition.get("message") or condition.get("reason") or "")
-            return _line(said.partition(". ")[0])  # what follows is of preemption, which nobody has asked for
+            return line(said.partition(". ")[0])  # what follows is of preemption, which nobody has asked for
     return _of_events(events, [("Pod", pod["metadata"]["name"])])
 
 
@@ -81,14 +81,14 @@ def failed(pods: Iterable[Object]) -> str:
         if phase(pod) != "Failed":
             continue
         if status.get("reason"):  # Evicted, NodeLost ...
-            return _line(f"{name}: {status['reason']}: {status.get('message') or ''}".rstrip(": "))
+            return line(f"{name}: {status['reason']}: {status.get('message') or ''}".rstrip(": "))
         for container in (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())):
             ended = (container.get("state") or {}).get("terminated") or {}
             if ended.get("reason") == "OOMKilled":
                 return f"{name}: {STARVED}"
             if code := ended.get("exitCode"):
                 said = f": {ended['message']}" if ended.get("message") else ""
-                return _line(f"{name}: exit code {code}{said}")
+                return line(f"{name}: exit code {code}{said}")
     return ""
 
 
@@ -103,7 +103,12 @@ def _of_events(events: Sequence[Object], objects: Collection[tuple[str, str]], r
         and (not reason or event.get("reason") == reason)
     ]
     newest = max(about, key=_when, default=None)
-    return _line(str(newest.get("message") or newest.get("reason") or "")) if newest else ""
+    return line(str(newest.get("message") or newest.get("reason") or "")) if newest else ""
+
+
+def _makers(job: str) -> list[tuple[str, str]]:
+    """Kind and name of all that makes the pods of a job: a PyTorchJob does it itself, a TrainJob by way of others."""
+    return [(kind, job) for kind in ("PyTorchJob", "TrainJob", "JobSet")] + [("Job", f"{job}-{TRAINER_NODE}-0")]
 
 
 def _about(event: Object) -> tuple[str, str]:
@@ -117,5 +122,6 @@ def _when(event: Object) -> str:
     return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp") or "")
 
 
-def _line(text: str) -> str:
+def line(text: str) -> str:
+    """What Kubernetes says as one line, cut off where it is too long for a table."""
     return " ".join(text.split())[:_LONGEST]

@@ -35,7 +35,7 @@ _NAME = r"[a-z]([a-z0-9-]*[a-z0-9])?"
 _LONGEST_NAME = {"PyTorchJob": 50, "TrainJob": 40}
 """Kubernetes names a job's pods and services ID-worker-N, with 63 characters at most; a TrainJob's pods
 ID-node-0-N-XXXXX."""
-_OWN_KINDS: dict[JobKind, list[str]] = {"PyTorchJob": ["PyTorchJob"], "TrainJob": ["TrainJob", "TrainingRuntime"]}
+_KINDS: dict[JobKind, list[str]] = {"PyTorchJob": ["PyTorchJob"], "TrainJob": ["TrainJob", "TrainingRuntime"]}
 """What a job has of its own besides secrets and pods, in the order in which it is deleted."""
 _VARIABLES = """
 # found by the supervisor, which runs in the first pod, when the pods have met: $NODES, the machines that they are on;
@@ -173,7 +173,7 @@ def _apply_seen(api: Api, asked: Object) -> Object:
 
 def remove(api: Api, cluster: KubeCluster, job: str) -> None:
     """Delete a job, if it is there, and wait until it, what belongs to it and its pods are gone. KubeError."""
-    kinds = [kind for kind in _OWN_KINDS[cluster.job_kind] if api.delete(kind, job)]
+    kinds = [kind for kind in _KINDS[cluster.job_kind] if api.delete(kind, job)]
     deadline = time.monotonic() + _GONE_SECONDS
     while (left := api.list("Pod", {pods.JOB: job})) or any(api.get(kind, job) for kind in kinds):
         jobs.end_overdue(api, left)

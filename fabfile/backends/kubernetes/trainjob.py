@@ -26,8 +26,8 @@ from __future__ import annotations
 from typing import Any
 
 from fabfile.backends.kubernetes import pod_template
-from fabfile.backends.kubernetes.job_object import NODE
 from fabfile.backends.kubernetes.pod_template import KEPT_DAYS, PodJob
+from fabfile.backends.kubernetes.pods import TRAINER_NODE
 from infra.inventory import KubeCluster
 
 Object = dict[str, Any]
@@ -44,7 +44,7 @@ _NO_LIMIT = 2**31 - 1
 def rendered(cluster: KubeCluster, job: PodJob) -> tuple[Object, Object]:
     """The TrainingRuntime, which has to be there first, and the TrainJob."""
     kept = {"ttlSecondsAfterFinished": KEPT_DAYS * 86400}
-    pods = {"name": NODE, "template": {"metadata": {"labels": _STEP}, "spec": _indexed_job(cluster, job)}}
+    pods = {"name": TRAINER_NODE, "template": {"metadata": {"labels": _STEP}, "spec": _indexed_job(cluster, job)}}
     runtime = {
         "apiVersion": VERSION,
         "kind": "TrainingRuntime",
@@ -74,7 +74,7 @@ def _indexed_job(cluster: KubeCluster, job: PodJob) -> Object:
         {"action": "Ignore", "onExitCodes": {"operator": "NotIn", "values": [*_FOR_GOOD]}},
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     ]
-    template = pod_template.template(cluster, job, NODE, gets_secrets=True)
+    template = pod_template.template(cluster, job, TRAINER_NODE, gets_secrets=True)
     (container,) = template["spec"]["containers"]
     number = {"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{_INDEX}']"}}}
     container["env"].append(number)
