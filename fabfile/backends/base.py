@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from invoke.exceptions import Exit
 
+from fabfile.backends.job_answer import check_record
 from fabfile.backends.submission import Begun, Submission, Submitted
 from infra.inventory import Node
 
@@ -85,6 +86,7 @@ class JobRecord:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> JobRecord:
         """A job from a mapping with these keys; others are ignored. ValueError for one that is missing or wrong."""
+        check_record(record)
         known = {field.name: record[field.name] for field in fields(cls) if field.name in record}
         try:
             lists = {"nodes": tuple(record["nodes"]), "away": tuple(record.get("away", ()))}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +23,8 @@ _TO_START = 30.0
 """Seconds after a job's record is made during which a missing service does not mean that the job has failed. A sudo and
 a systemd-run come in between and take seconds on a busy head, and the verb that follows a job ends if it reads FAILED.
 Waiting longer costs little: when a launcher dies, aftermath.py records that at once."""
+_NUMBER = re.compile(r"-([0-9]{1,9})$", re.ASCII)
+"""Of at most nine digits: a folder that somebody made must not give the next job a number of a thousand."""
 _NEEDED = {"id", "state", "created", "nodes"}
 """Keys without which a job's record counts as damaged."""
 
@@ -48,8 +51,8 @@ def take(runs: Path, name: str, taken: Iterable[str] = ()) -> str:
 
 def number_of(job: str) -> int:
     """The number at the end of a job's id; 0 if there is none."""
-    number = job.rpartition("-")[2]
-    return int(number) if number.isdigit() else 0
+    number = _NUMBER.search(job)
+    return int(number[1]) if number else 0
 
 
 def every(runs: Path) -> list[Record]:
@@ -73,6 +76,8 @@ def state_of(run_dir: Path, queued: Sequence[QueuedJob] | None = None) -> Record
     not over while its supervisor is gone. `queued`: Slurm's queue, if it is known."""
     state = files.read(run_dir / "state.json")
     if not state.keys() >= _NEEDED and (run_dir / "state.json").exists():
+        return damaged(run_dir)
+    if state and state["id"] != run_dir.name:  # the job's user can write anything there: the folder's name counts
         return damaged(run_dir)
     if state and records.is_ours(state):
         return records.now(run_dir, state, queued)

@@ -213,7 +213,10 @@ class KubernetesBackend(SshBackend):
     def _record_end(self, job: str, over: Over) -> JobRecord:
         """Record how a job has ended; returns its record, which says otherwise if it was over already."""
         record = self._head.ask("kube-over", self._folder_of(job), over.state, over.reason, str(over.code), over.by)
-        return JobRecord.from_record(record)
+        try:
+            return JobRecord.from_record(record)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise Exit(f"{self.host}: {job}: its record cannot be read: {error}", code=1) from None
 
     def _log(self, request: LogRequest) -> Generator[LogPart, None, None]:
         """The log's parts; before the first line of a job that is followed, why it waits."""

@@ -25,6 +25,7 @@ from fabfile.backends.base import (
     SampleOptions,
     Unreachable,
 )
+from fabfile.backends.job_answer import check_job_id, is_job_id
 from fabfile.backends.ssh import files, start
 from fabfile.backends.ssh.head import Head, log_parts, runs
 from fabfile.backends.submission import Begun, Submission, Submitted
@@ -64,6 +65,7 @@ class SshBackend:
         self._choice = start.Choice()  # the nodes among which the head chooses a new job's
         self._with_files_of: dict[str, list[Head]] = {}  # by job, the node beside the head that has its files
         self._taken: list[str] = []  # ids of other clusters' jobs in the bucket, which a new job must not get
+        self._warned: set[str] = set()
 
     def __enter__(self) -> SshBackend:
         return self
@@ -120,10 +122,22 @@ class SshBackend:
         return start.create(self._head, submission, self._taken, self._choice)
 
     def jobs(self) -> list[JobRecord]:
-        try:
-            return [JobRecord.from_record(record) for record in self._head.ask("jobs", runs(self.cluster))]
-        except ValueError as error:
-            raise Exit(f"{self.host}: jobs: its answer cannot be read: {error}", code=1) from None
+        answer = self._head.ask("jobs", runs(self.cluster))
+        if not isinstance(answer, list):
+            raise Exit(f"{self.host}: jobs: its answer is no list", code=1)
+        records = []
+        for record in answer:
+            try:
+                records.append(JobRecord.from_record(record))
+            except (ValueError, TypeError, AttributeError) as error:
+                self._warn(f"a job's record is left out: {error}")
+        return records
+
+    def _warn(self, text: str) -> None:
+        """Say once that something of the head's answers was left out: verbs ask for the jobs again and again."""
+        if text not in self._warned:
+            self._warned.add(text)
+            say(f"warning: {self.host}: {text}", file=sys.stderr)
 
     def other_jobs(self) -> list[OtherJob]:
         return []
@@ -138,7 +152,9 @@ class SshBackend:
         if url in NO_MIRROR:
             return []
         try:
-            return [line.partition("\t")[0] for line in self.run_program("store", "list", url).splitlines() if line]
+            listed = self.run_program("store", "list", url).splitlines()
+            names = [line.partition("\t")[0] for line in listed]
+            return [name for name in names if is_job_id(name)]
         except Exit as error:  # the trainer notices a taken name too, and then does not mirror the job
             why = str(error.message).removeprefix(f"{self.host}: ")
             say(f"warning: {self.host}: the mirror cannot be asked: {why}", file=sys.stderr)
@@ -164,6 +180,11 @@ class SshBackend:
             names = ", ".join(answer["there"][-20:]) or "none"
             raise Exit(f"no run {answer['unknown']!r} on {self.host}; there are: {names}", code=2)
         found: list[dict[str, Any]] = answer["runs"]
+        for run in found:
+            try:
+                check_job_id(run["id"])
+            except ValueError as error:
+                raise Exit(f"{self.host}: its answer cannot be read: {error}", code=1) from None
         return [self._with_files(run) for run in found]
 
     def _with_files(self, run: dict[str, Any]) -> dict[str, Any]:

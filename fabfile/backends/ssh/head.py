@@ -91,6 +91,21 @@ def runs(cluster: SshCluster) -> str:
     return f"{cluster.shared_dir}/runs" if cluster.shared_dir else "runs"
 
 
+def _log_part(event: dict[str, Any], job: str) -> LogPart:
+    """Make a part of a job's log of {"lines": [[time, node, rank, text]], "offset": bytes, "state": the job's record}.
+    ValueError or TypeError for anything else, and for the record of another job."""
+    lines = tuple(LogLine(str(node), str(rank), str(text)) for _, node, rank, text in event.get("lines", ()))
+    offset = event.get("offset")
+    if offset is not None and not isinstance(offset, int):
+        raise ValueError(f"offset = {offset!r}: must be a number of bytes")
+    if "state" not in event:
+        return LogPart(lines, offset)
+    record = JobRecord.from_record(event["state"])
+    if record.id != job:
+        raise ValueError(f"the record of {record.id} in place of {job}'s")
+    return LogPart(lines, offset, record)
+
+
 def log_parts(head: Head, request: LogRequest) -> Generator[LogPart, None, None]:
     """Yield the log's parts over one connection; Unreachable if it breaks. `request.cursor` is in bytes of the log."""
     argv = ["logs", f"{runs(head.cluster)}/{request.job}", "--offset", str(request.cursor), "--tail", str(request.tail)]
@@ -100,12 +115,11 @@ def log_parts(head: Head, request: LogRequest) -> Generator[LogPart, None, None]
     with lost_connections(), head.start(*argv) as channel:
         channel.settimeout(_SILENCE)
         for line in channel.makefile("r"):
-            event = json.loads(line)  # {"lines": [[time, node, rank, text]], "offset": bytes, "state": a job's record}
-            yield LogPart(
-                tuple(LogLine(node, rank, text) for _, node, rank, text in event.get("lines", ())),
-                event.get("offset"),
-                JobRecord.from_record(event["state"]) if "state" in event else None,
-            )
+            try:
+                part = _log_part(json.loads(line), request.job)
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
+                raise Exit(f"{head.node.name}: its log cannot be read: {error}", code=1) from None
+            yield part
         # Below 0: the connection was lost. From 128 on: it was killed, as with a pod that it ran in.
         if 0 < channel.recv_exit_status() < 128:
             raise Exit(f"{head.node.name}: {last_words(channel)}", code=1)

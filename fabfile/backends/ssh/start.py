@@ -12,6 +12,7 @@ from invoke.exceptions import Exit
 
 from fabfile import launchers
 from fabfile.backends.base import CannotStart
+from fabfile.backends.job_answer import check_job_id
 from fabfile.backends.ssh.head import Head, runs
 from fabfile.backends.submission import Submission, Submitted
 from fabfile.launchers import KEEPERS, HeadValues, Launch, LaunchError, plans
@@ -216,6 +217,12 @@ def ask_to_create(head: Head, spec: JobSpec, secrets: Mapping[str, str]) -> dict
         raise Exit(answer["wrong"], code=2)
     if "refused" in answer:
         raise CannotStart(answer["refused"])
+    try:
+        job = check_job_id(answer.get("id"))
+    except ValueError as error:
+        raise Exit(f"{head.node.name}: create: its answer cannot be read: {error}", code=1) from None
+    if spec.resume and job != spec.resume:
+        raise Exit(f"{head.node.name}: create: it has begun {job} in place of {spec.resume}", code=1)
     return answer
 
 
