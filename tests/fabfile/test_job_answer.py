@@ -13,10 +13,10 @@ from invoke.exceptions import Exit
 
 from fabfile.backends.base import JobRecord, LogRequest
 from fabfile.backends.job_answer import check_job_id, is_job_id
-from fabfile.backends.ssh import backend as ssh_backend
 from fabfile.backends.ssh import head as ssh_head
 from fabfile.backends.ssh.backend import SshBackend
 from fabfile.backends.ssh.start import ask_to_create
+from fabfile.remote import node_program
 from fabfile.remote.command import Result
 from infra.inventory import Node, SshCluster
 from node.job import job_table
@@ -126,7 +126,7 @@ def test_a_created_job_has_an_id_and_a_resumed_one_its_own(value: object, monkey
 def test_a_report_is_written_for_an_id_alone(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = backend_of(monkeypatch)
     answer = Result("node1", 0, stdout=json.dumps({"runs": [{"id": value, "state": {}}]}))
-    monkeypatch.setattr(ssh_backend.node_program, "run", lambda *_args, **_options: {"node1": answer})
+    monkeypatch.setattr(node_program, "run", lambda *_args, **_options: {"node1": answer})
     monkeypatch.setattr(SshBackend, "_fleet", None)
     with pytest.raises(Exit, match="node1: its answer cannot be read"):
         backend.run_data(["latest"])
