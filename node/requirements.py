@@ -5,6 +5,11 @@
 
 The environment sees the image's packages. Their versions are kept, unless the user asks for another version: a package
 that the image has is then in both, and the environment's own is found first.
+
+What pip makes has no hash that is known beforehand. An environment is used if its link and folder are this user's, no
+other user may write to them, the link leads to one of this folder's environments, and its record has the requirements
+that a job asks for; otherwise it is made anew. Trusted are the jobs of the same user, which can write into it: only
+jobs run in it, and no command of an operator.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import platform
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -29,6 +35,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fabfile.launchers import VENV
+from node import held_files
 
 PREFIX = os.environ.get("TRAINYARD_PREFIX", "")  # for tests: what takes the place of /
 DEFAULT = Path.home() / ".cache" / "trainyard" / "envs"
@@ -127,11 +134,14 @@ def ensure(
     `on_line` gets pip's lines; `image` is the environment underneath, `record` says what the image is made of;
     `wheels` is a folder with all wheels that it is made of, and no others are looked for. RequirementsError."""
     name = name_of(text, record)
-    link = folder / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        owner = held_files.owner_in(folder)
+        if _is_anothers(folder / name, owner) or _is_anothers(folder / f"{name}.lock", owner):
+            name = f"{name}.{owner}"
+        link = folder / name
         with _locked(folder / f"{name}.lock"):
-            if not is_complete(link):
+            if not is_complete(link, text, image, owner):
                 _remove_abandoned(folder, name)
                 _make(text, link, on_line, image, wheels)
             os.utime(link / "made.json")
@@ -147,9 +157,29 @@ def name_of(text: str, record: Path = IMAGE) -> str:
     return hashlib.sha256(text.encode() + b"\0" + made_of).hexdigest()[:16]
 
 
-def is_complete(link: Path) -> bool:
-    """Whether an environment is there, and its Python still is."""
-    return (link / "made.json").is_file() and (link / "bin" / "python").exists()
+def is_complete(link: Path, text: str, image: Path, owner: int) -> bool:
+    """Whether the environment for these requirements is there, nobody else can have changed it, and its Python is the
+    image's."""
+    try:
+        target = str(link.readlink())
+        if "/" in target or not target.startswith(f"{link.name}-") or link.lstat().st_uid != owner:
+            return False
+
+        folder = link.parent / target
+        for path in (folder, folder / "bin", folder / "made.json"):
+            status = path.lstat()
+            is_open = bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+            if stat.S_ISLNK(status.st_mode) or status.st_uid != owner or is_open:
+                return False
+        made = json.loads((folder / "made.json").read_text())
+        python = (folder / "bin" / "python").resolve(strict=True)
+        return bool(made == {"requirements": text, "image": str(image)} and python == (image / "bin/python").resolve())
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: links that lead to each other
+        return False
+
+
+def _is_anothers(path: Path, owner: int) -> bool:
+    return os.path.lexists(path) and path.lstat().st_uid != owner
 
 
 def _make(text: str, link: Path, on_line: Callable[[str], None], image: Path, wheels: Path | None) -> None:
@@ -157,7 +187,7 @@ def _make(text: str, link: Path, on_line: Callable[[str], None], image: Path, wh
     new = Path(tempfile.mkdtemp(dir=link.parent, prefix=f"{link.name}-"))
     done = False
     try:
-        new.chmod(0o755)
+        new.chmod(held_files.FOLDER_MODE)
         _run("venv", [str(image / "bin/python"), "-m", "venv", "--without-pip", str(new)], on_line)
         (own,) = new.glob("lib/python*/site-packages")
         under = image / own.relative_to(new)
@@ -173,9 +203,15 @@ def _make(text: str, link: Path, on_line: Callable[[str], None], image: Path, wh
             files = ["--constraint", str(new / "constraints.txt"), *wanted]
             _run("pip", [str(new / "bin/python"), "-m", "pip", "install", *options, *files], on_line)
         _copy_scripts(image / "bin", new / "bin")
+        # Whatever the umask is: `is_complete` takes nothing that others may write to.
+        (new / "bin").chmod(held_files.FOLDER_MODE)
+        (new / "made.json").touch(held_files.FILE_MODE)
+        (new / "made.json").chmod(held_files.FILE_MODE)
         (new / "made.json").write_text(json.dumps({"requirements": text, "image": str(image)}))
         temporary = link.with_name(f"{new.name}.link")
         temporary.symlink_to(new.name)
+        if link.is_dir() and not link.is_symlink():  # no link of ours, and a job may have it open
+            link.rename(link.with_name(f"{new.name}.old"))
         temporary.replace(link)
         done = True
     finally:
@@ -266,7 +302,7 @@ def _remove_abandoned(folder: Path, name: str) -> None:
     """Remove what a killed process left of this environment."""
     for path in folder.glob(f"{name}-*"):
         with suppress(OSError):
-            if time.time() - path.lstat().st_mtime > _ABANDONED:
+            if time.time() - path.lstat().st_mtime > _ABANDONED and not _is_in_use(path):
                 path.unlink() if path.is_symlink() else shutil.rmtree(path)
 
 
