@@ -5,7 +5,8 @@ that differs is put aside, not removed, as jobs may run from it, and made anew.
 
 Talks over its stdin and stdout, in lines of JSON:
 
-    in   {"hash": ..., "tree": hash of the folder's files (node/held_files.py), "size": bytes of the wheel, "job": text or "", "ranks": n, "wandb": bool, "code": folder or ""}
+    in   {"hash": ..., "tree": hash of the folder's files (node/held_files.py), "size": bytes of the wheel,
+          "job": text or "", "ranks": n, "wandb": bool, "code": folder or ""}
     out  {"have": bool}
     in   the wheel, unless "have"
     out  {"folder": path, "busy": id of the job that the node runs or "", "problem": why it cannot run this one or ""}

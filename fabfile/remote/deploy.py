@@ -91,15 +91,8 @@ def _one(fleet: Connections, node: Node, job: str, ranks: int, code: str) -> Dep
 def install(fleet: Connections, node: Node, sent: Package, job: str = "", ranks: int = 1, code: str = "") -> Deployed:
     """Put a package on a node; the rest is as in `deploy`. SshError."""
     wandb = node == fleet.cluster.head and bool(os.environ.get("WANDB_API_KEY"))  # only rank 0 needs it
-    asked = {
-        "hash": sent.hash,
-        "tree": sent.tree,
-        "size": len(sent.wheel),
-        "job": job,
-        "ranks": ranks,
-        "wandb": wandb,
-        "code": code,
-    }
+    version = {"hash": sent.hash, "tree": sent.tree, "size": len(sent.wheel)}
+    asked = {**version, "job": job, "ranks": ranks, "wandb": wandb, "code": code}
     connection = fleet.connection(node)
     node_program.put(connection)
     with connection.create_session() as channel:
