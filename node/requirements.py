@@ -4,12 +4,8 @@
     envs/HASH-RANDOM/    the environment: its scripts name its path, so it is never moved
 
 The environment sees the image's packages. Their versions are kept, unless the user asks for another version: a package
-that the image has is then in both, and the environment's own is found first.
-
-What pip makes has no hash that is known beforehand. An environment is used if its link and folder are this user's, no
-other user may write to them, the link leads to one of this folder's environments, and its record has the requirements
-that a job asks for; otherwise it is made anew. Trusted are the jobs of the same user, which can write into it: only
-jobs run in it, and no command of an operator.
+that the image has is then in both, and the environment's own is found first. One that another user may have changed is
+made anew (node/held_environment.py).
 """
 
 from __future__ import annotations
@@ -23,7 +19,6 @@ import platform
 import re
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -36,6 +31,7 @@ from typing import IO, Any
 
 from fabfile.launchers import VENV
 from node import held_files
+from node.held_environment import is_anothers, is_complete
 
 PREFIX = os.environ.get("TRAINYARD_PREFIX", "")  # for tests: what takes the place of /
 DEFAULT = Path.home() / ".cache" / "trainyard" / "envs"
@@ -137,7 +133,7 @@ def ensure(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         owner = held_files.owner_in(folder)
-        if _is_anothers(folder / name, owner) or _is_anothers(folder / f"{name}.lock", owner):
+        if is_anothers(folder / name, owner) or is_anothers(folder / f"{name}.lock", owner):
             name = f"{name}.{owner}"
         link = folder / name
         with _locked(folder / f"{name}.lock"):
@@ -155,31 +151,6 @@ def name_of(text: str, record: Path = IMAGE) -> str:
     """The environment's name: it changes with the requirements and with the image."""
     made_of = record.read_bytes() if record.is_file() else b""
     return hashlib.sha256(text.encode() + b"\0" + made_of).hexdigest()[:16]
-
-
-def is_complete(link: Path, text: str, image: Path, owner: int) -> bool:
-    """Whether the environment for these requirements is there, nobody else can have changed it, and its Python is the
-    image's."""
-    try:
-        target = str(link.readlink())
-        if "/" in target or not target.startswith(f"{link.name}-") or link.lstat().st_uid != owner:
-            return False
-
-        folder = link.parent / target
-        for path in (folder, folder / "bin", folder / "made.json"):
-            status = path.lstat()
-            is_open = bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
-            if stat.S_ISLNK(status.st_mode) or status.st_uid != owner or is_open:
-                return False
-        made = json.loads((folder / "made.json").read_text())
-        python = (folder / "bin" / "python").resolve(strict=True)
-        return bool(made == {"requirements": text, "image": str(image)} and python == (image / "bin/python").resolve())
-    except (OSError, ValueError, RuntimeError):  # RuntimeError: links that lead to each other
-        return False
-
-
-def _is_anothers(path: Path, owner: int) -> bool:
-    return os.path.lexists(path) and path.lstat().st_uid != owner
 
 
 def _make(text: str, link: Path, on_line: Callable[[str], None], image: Path, wheels: Path | None) -> None:
@@ -205,9 +176,8 @@ def _make(text: str, link: Path, on_line: Callable[[str], None], image: Path, wh
         _copy_scripts(image / "bin", new / "bin")
         # Whatever the umask is: `is_complete` takes nothing that others may write to.
         (new / "bin").chmod(held_files.FOLDER_MODE)
-        (new / "made.json").touch(held_files.FILE_MODE)
-        (new / "made.json").chmod(held_files.FILE_MODE)
         (new / "made.json").write_text(json.dumps({"requirements": text, "image": str(image)}))
+        (new / "made.json").chmod(held_files.FILE_MODE)
         temporary = link.with_name(f"{new.name}.link")
         temporary.symlink_to(new.name)
         if link.is_dir() and not link.is_symlink():  # no link of ours, and a job may have it open
