@@ -2,6 +2,7 @@
 
 status, trust, top                   for `fab status`, `fab wait` and `fab top`
 install                              the training package, for every verb of a job
+trainer                              a module of that package, for `fab data`, `fab sample` and the like
 workdir, requirements                a program's working directory and its packages, before its job is created
 workdir-changes                      what a program has written into it, for `fab fetch`
 workdir-give                         the same as an archive, for the other nodes of its job
@@ -26,6 +27,7 @@ COMMANDS = {
     "trust": "node.ssh_trust",
     "top": "node.top",
     "install": "node.install",
+    "trainer": "node.trainer",
     "run-data": "node.run_data",
     "facts": "node.probes.facts",
     "peers": "node.probes.peers",

@@ -4,7 +4,8 @@
     envs/HASH-RANDOM/    the environment: its scripts name its path, so it is never moved
 
 The environment sees the image's packages. Their versions are kept, unless the user asks for another version: a package
-that the image has is then in both, and the environment's own is found first.
+that the image has is then in both, and the environment's own is found first. One that another user may have changed is
+made anew (node/held_environment.py).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from fabfile.launchers import VENV
+from node import held_files
+from node.held_environment import is_anothers, is_complete
 
 PREFIX = os.environ.get("TRAINYARD_PREFIX", "")  # for tests: what takes the place of /
 DEFAULT = Path.home() / ".cache" / "trainyard" / "envs"
@@ -127,11 +130,14 @@ def ensure(
     `on_line` gets pip's lines; `image` is the environment underneath, `record` says what the image is made of;
     `wheels` is a folder with all wheels that it is made of, and no others are looked for. RequirementsError."""
     name = name_of(text, record)
-    link = folder / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        owner = held_files.owner_in(folder)
+        if is_anothers(folder / name, owner) or is_anothers(folder / f"{name}.lock", owner):
+            name = f"{name}.{owner}"
+        link = folder / name
         with _locked(folder / f"{name}.lock"):
-            if not is_complete(link):
+            if not is_complete(link, text, image, owner):
                 _remove_abandoned(folder, name)
                 _make(text, link, on_line, image, wheels)
             os.utime(link / "made.json")
@@ -147,17 +153,12 @@ def name_of(text: str, record: Path = IMAGE) -> str:
     return hashlib.sha256(text.encode() + b"\0" + made_of).hexdigest()[:16]
 
 
-def is_complete(link: Path) -> bool:
-    """Whether an environment is there, and its Python still is."""
-    return (link / "made.json").is_file() and (link / "bin" / "python").exists()
-
-
 def _make(text: str, link: Path, on_line: Callable[[str], None], image: Path, wheels: Path | None) -> None:
     on_line("Making an environment with these packages, which jobs after this one will find")
     new = Path(tempfile.mkdtemp(dir=link.parent, prefix=f"{link.name}-"))
     done = False
     try:
-        new.chmod(0o755)
+        new.chmod(held_files.FOLDER_MODE)
         _run("venv", [str(image / "bin/python"), "-m", "venv", "--without-pip", str(new)], on_line)
         (own,) = new.glob("lib/python*/site-packages")
         under = image / own.relative_to(new)
@@ -173,9 +174,14 @@ def _make(text: str, link: Path, on_line: Callable[[str], None], image: Path, wh
             files = ["--constraint", str(new / "constraints.txt"), *wanted]
             _run("pip", [str(new / "bin/python"), "-m", "pip", "install", *options, *files], on_line)
         _copy_scripts(image / "bin", new / "bin")
+        # Whatever the umask is: `is_complete` takes nothing that others may write to.
+        (new / "bin").chmod(held_files.FOLDER_MODE)
         (new / "made.json").write_text(json.dumps({"requirements": text, "image": str(image)}))
+        (new / "made.json").chmod(held_files.FILE_MODE)
         temporary = link.with_name(f"{new.name}.link")
         temporary.symlink_to(new.name)
+        if link.is_dir() and not link.is_symlink():  # no link of ours, and a job may have it open
+            link.rename(link.with_name(f"{new.name}.old"))
         temporary.replace(link)
         done = True
     finally:
@@ -266,7 +272,7 @@ def _remove_abandoned(folder: Path, name: str) -> None:
     """Remove what a killed process left of this environment."""
     for path in folder.glob(f"{name}-*"):
         with suppress(OSError):
-            if time.time() - path.lstat().st_mtime > _ABANDONED:
+            if time.time() - path.lstat().st_mtime > _ABANDONED and not _is_in_use(path):
                 path.unlink() if path.is_symlink() else shutil.rmtree(path)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +20,7 @@ from fabfile.remote.fleet import Connections, results_of
 from fabfile.remote.known_hosts import SshError
 from fabfile.stacks.pulumi_cli import ROOT
 from infra.inventory import Node
+from node import held_files
 
 _TIMEOUT = 60
 
@@ -28,6 +31,13 @@ class Package:
 
     hash: str
     wheel: bytes
+
+    @property
+    def tree(self) -> str:
+        """The hash of the files that a node has once it is installed, with the program's copy (node/held_files.py)."""
+        with zipfile.ZipFile(io.BytesIO(self.wheel)) as file:
+            hashes = {name: hashlib.sha256(file.read(name)).hexdigest() for name in file.namelist()}
+        return held_files.digest({**hashes, "launch": node_program.digest()})
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,22 @@ def package() -> Package:
     """The package of this checkout."""
     _, training = wheel.wheel(ROOT / "training")
     return Package(hashlib.sha256(training + node_program.content()).hexdigest()[:16], training)
+
+
+def trainer_command(folder: str, *argv: str) -> str:
+    """Shell that runs a module of the training package, if the folder still has the package of this checkout.
+
+    Args:
+        folder: where `deploy` has put the package
+        argv: the module and its arguments
+    """
+    return node_program.copy_command(folder, "trainer", package_tree(), *argv)
+
+
+@cache
+def package_tree() -> str:
+    """The tree of this checkout's package."""
+    return package().tree
 
 
 def deploy(
@@ -65,7 +91,8 @@ def _one(fleet: Connections, node: Node, job: str, ranks: int, code: str) -> Dep
 def install(fleet: Connections, node: Node, sent: Package, job: str = "", ranks: int = 1, code: str = "") -> Deployed:
     """Put a package on a node; the rest is as in `deploy`. SshError."""
     wandb = node == fleet.cluster.head and bool(os.environ.get("WANDB_API_KEY"))  # only rank 0 needs it
-    asked = {"hash": sent.hash, "size": len(sent.wheel), "job": job, "ranks": ranks, "wandb": wandb, "code": code}
+    version = {"hash": sent.hash, "tree": sent.tree, "size": len(sent.wheel)}
+    asked = {**version, "job": job, "ranks": ranks, "wandb": wandb, "code": code}
     connection = fleet.connection(node)
     node_program.put(connection)
     with connection.create_session() as channel:

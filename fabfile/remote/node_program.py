@@ -1,7 +1,8 @@
 """The program that runs on the nodes: the package node/ as a zip that Python runs, copied to each node once.
 
-The file's name is the hash of its content, so a node that has the name has the content. A node without it receives
-it, checks the hash and renames it into place: no command runs half a file, and two operators can do this at once.
+A node without it receives it, checks the hash and renames it into place: no command runs half a file, and two
+operators can do this at once. The file's name is its hash, but any job can write to it. So each command hashes what it
+runs (node/checked_program.py), and a node with another file of that name receives the program again.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from fabfile.remote.command import Result, exit_status, last_words
 from fabfile.remote.fleet import Connected, Connections, results_of
 from fabfile.remote.known_hosts import SshError
 from infra.inventory import Node
-from node import FOLDER
+from node import FOLDER, checked_program
+from node.checked_program import MISSING as MISSING
 
-MISSING = 78
-"""Exit code of `command` on a node without the program (EX_CONFIG; no command of the program exits with it)."""
 NO_PYTHON = 79
 """Exit code of `command` on a machine without Python, as a minimal Debian is before `fab bootstrap`."""
 _PUT_SECONDS = 60.0
@@ -54,11 +54,27 @@ def place() -> str:
 
 def command(*argv: str, python: str = "python3 -I -S", sudo: bool = False) -> str:
     """Shell that runs one of the program's commands (see node/main.py); it exits with NO_PYTHON and a line that says so
-    where there is no Python, and with MISSING without the program."""
+    where there is no Python, and with MISSING and a line without the program, or with another one in its place."""
     before = "sudo -n " if sudo else ""
     has_python = f"command -v {python.split()[0]} >/dev/null"
     needed = f"{has_python} || {{ echo {shlex.quote(NEVER_BOOTSTRAPPED)} >&2; exit {NO_PYTHON}; }}"
-    return f'{needed}; P="{place()}"; [ -f "$P" ] || exit {MISSING}; exec {before}{python} "$P" {shlex.join(argv)}'
+    return f'{needed}; exec {before}{python} {_checked()} "{place()}" {shlex.join(argv)}'
+
+
+def copy_command(folder: str, *argv: str) -> str:
+    """Shell that runs one of the program's commands from its copy beside the training package (node/install.py).
+
+    It exits with MISSING and a line if the copy is not the program.
+
+    Args:
+        folder: of a version of the training package, on the node
+        argv: the command's words
+    """
+    return f"python3 -I {_checked()} {shlex.join([f'{folder}/launch', *argv])}"
+
+
+def _checked() -> str:
+    return shlex.join(checked_program.words(digest()))
 
 
 def run(
@@ -91,13 +107,16 @@ def put(connection: Connected) -> None:
 
 
 def _receive(size: int, sha256: str) -> str:
-    """Shell that prints `have` or `want`; after `want` it reads `size` bytes from stdin and checks their hash. On a
-    failure the last line of its stderr is how much of the disk is free."""
+    """Shell that prints `have` or `want`; after `want` it reads `size` bytes from stdin and checks their hash. Anything
+    else of the program's name, a folder or a link too, is put aside. On a failure the last line of its stderr is how
+    much of the disk is free."""
     return f"""P="{place()}"
-[ -f "$P" ] && echo have && exit
+[ -f "$P" ] && [ ! -L "$P" ] && echo "{sha256}  $P" | sha256sum --check --status 2>/dev/null && echo have && exit
 disk() {{ df -h --output=avail,size,target ~ | awk 'END {{ print $1 " of " $2 " free in " $3 }}'; }}
-trap 'c=$?; rm -f "$P.$$"; [ $c = 0 ] || disk >&2; exit $c' EXIT
-umask 022; mkdir -p "${{P%/*}}" && : >"$P.$$" || exit
+trap 'c=$?; rm -f "$T"; [ $c = 0 ] || disk >&2; exit $c' EXIT
+umask 022; mkdir -p "${{P%/*}}" && T=$(mktemp "$P.XXXXXX") || exit
 echo want
-head -c {size} >"$P.$$" && echo "{sha256}  $P.$$" | sha256sum --check --status && mv -f "$P.$$" "$P" || exit
-find "${{P%/*}}" -name '*.pyz*' -mtime +{_OLD_DAYS} ! -path "$P" -delete"""
+head -c {size} >"$T" && echo "{sha256}  $T" | sha256sum --check --status && chmod 644 "$T" || exit
+if [ -d "$P" ] && [ ! -L "$P" ]; then mv -T "$P" "$T.old" || exit; fi
+mv -fT "$T" "$P" || exit
+find "${{P%/*}}" -mindepth 1 -maxdepth 1 -name '*.pyz*' -mtime +{_OLD_DAYS} ! -path "$P" -exec rm -rf {{}} + || :"""

@@ -12,8 +12,8 @@ from urllib.request import urlopen
 
 from invoke.exceptions import Exit
 
-from fabfile.launchers import VENV
 from fabfile.output import gigabytes, say
+from fabfile.remote.deploy import trainer_command
 from fabfile.remote.fleet import Connections
 from fabfile.remote.send import SendError, send
 
@@ -26,7 +26,7 @@ def bring(fleet: Connections, folder: str, name: str) -> None:
     """Make sure that the head can load the encoding `name`; Exit 1, with what to do instead, if it cannot be fetched.
     `folder` has the package training on the head. An unknown encoding is no error here: its reader reports it."""
     head = fleet.cluster.head
-    program = f"cd ~; PYTHONPATH={folder} {VENV}/python -m training.data.vocabulary missing {shlex.quote(name)}"
+    program = f"cd ~; {trainer_command(folder, 'training.data.vocabulary', 'missing', name)}"
     result = fleet.run(program, nodes=[head], timeout=120)[head.name]
     if not result.ok:
         raise Exit(f"{head.name}: {result.why}", code=1)

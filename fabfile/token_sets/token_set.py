@@ -14,6 +14,7 @@ from invoke.exceptions import Exit
 from fabfile.job_file import resolve
 from fabfile.launchers import VENV
 from fabfile.output import hint, prefixed, say
+from fabfile.remote.deploy import trainer_command
 from fabfile.remote.fleet import Connections
 from fabfile.remote.openssh import MEET, STRANGER
 from fabfile.token_sets import encodings, sources
@@ -124,7 +125,7 @@ def copies(path: str, nodes: Sequence[Node]) -> str:
 
 def python(folder: str) -> str:
     """The beginning of a shell command that runs a module of the package in `folder` on a node."""
-    return f"PYTHONPATH={folder} PYTHONIOENCODING=utf-8 {VENV}/python -u -m"
+    return f"PYTHONIOENCODING=utf-8 {trainer_command(folder)}"
 
 
 def is_shared(path: str, shared_dir: str) -> bool:

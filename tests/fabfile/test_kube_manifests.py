@@ -16,9 +16,11 @@ from fabfile.backends.kubernetes.backend import KubernetesBackend
 from fabfile.backends.kubernetes.pytorchjob import rendered
 from fabfile.backends.submission import Begun, Submission
 from fabfile.job_file import resolve
+from fabfile.remote.node_program import digest
 from infra import training_operator
 from infra.errors import OperationError
 from infra.inventory import KubeCluster, from_object, to_object
+from node.checked_program import words
 from node.job.spec import job_nodes
 
 
@@ -46,7 +48,7 @@ def test_a_job_with_gpus_has_a_pod_on_each_machine_with_all_of_it() -> None:
         pod = pod_of(job, kind)
         (container,) = pod["containers"]
         assert container["name"] == "pytorch" and container["image"] == GPUS.image
-        assert container["command"] == ["/usr/bin/python3", "-I", JOB.program, "pod", JOB.run_dir]
+        assert container["command"] == ["/usr/bin/python3", "-I", *words(digest()), JOB.program, "pod", JOB.run_dir]
         limits = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "4", "hugepages-2Mi": "5120Mi"}
         assert container["resources"]["limits"] == limits
         assert container["resources"]["requests"] == {"cpu": "100m", "memory": "256Mi", **limits}
@@ -168,7 +170,11 @@ def test_a_dry_run_prints_the_manifest_and_the_ranks_environment_without_a_conne
     job = yaml.safe_load(manifest)
     assert job["kind"] == "PyTorchJob" and job["metadata"]["name"] == "smoke-N"
     command = pod_of(job, "Worker")["containers"][0]["command"]
-    assert command[2].startswith("/fsx/.trainyard/code/") and command[-1] == "/fsx/runs/smoke-N"
+    assert (
+        command[2:5] == words(digest())
+        and command[5].startswith("/fsx/.trainyard/code/")
+        and command[-1] == "/fsx/runs/smoke-N"
+    )
     for line in ("FI_PROVIDER=efa", "MASTER_ADDR=$MASTER_ADDR", "WORLD_SIZE=16", "training.train", "steps = 3"):
         assert line in rest, line
 

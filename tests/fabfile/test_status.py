@@ -81,7 +81,8 @@ def test_a_machine_without_python_says_so(tmp_path: Path) -> None:
     assert (without.returncode, without.stderr) == (node_program.NO_PYTHON, f"{NEVER_BOOTSTRAPPED}\n")
     with_it = {"PATH": str(Path(sys.executable).parent), "TRAINYARD_PREFIX": str(tmp_path)}
     missing = subprocess.run(["/bin/sh", "-c", line], env=with_it, capture_output=True, text=True)
-    assert (missing.returncode, missing.stderr) == (node_program.MISSING, "")
+    said = f"{tmp_path}/.cache/trainyard/node/{node_program.digest()[:16]}.pyz: not the program that was sent\n"
+    assert (missing.returncode, missing.stderr) == (node_program.MISSING, said)
 
 
 def test_price_memory_and_job() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,72 @@ def test_a_half_made_one_is_not_used_and_goes(image: Image, tmp_path: Path) -> N
     where = image.ensure(folder, "extra")
     assert version(where, "extra") == "1.0"
     assert not (folder / f"{name}-killed").exists() and (folder / f"{name}-under-way").exists()
+
+
+def open_folder(where: Path) -> None:
+    where.parent.resolve().chmod(0o777)
+
+
+def open_record(where: Path) -> None:
+    (where.parent / "made.json").chmod(0o666)
+
+
+def other_record(where: Path) -> None:
+    (where.parent / "made.json").write_text(json.dumps({"requirements": "other", "image": "other"}))
+
+
+def no_record(where: Path) -> None:
+    (where.parent / "made.json").write_text("[" * 9)
+
+
+def other_python(where: Path) -> None:
+    (where / "python").unlink()
+    (where / "python").symlink_to("/bin/sh")
+
+
+def other_target(where: Path) -> None:
+    link = where.parent
+    outside = link.parent.parent / "outside"
+    link.resolve().rename(outside)
+    link.unlink()
+    link.symlink_to(outside)
+
+
+def no_link(where: Path) -> None:
+    link = where.parent
+    target = link.resolve()
+    link.unlink()
+    target.rename(link)
+
+
+def linked_bin(where: Path) -> None:
+    folder = where.parent.resolve()
+    (folder / "bin").rename(folder / "other")
+    (folder / "bin").symlink_to("other")
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [open_folder, open_record, other_record, no_record, other_python, other_target, no_link, linked_bin],
+)
+def test_one_that_may_be_anothers_work_is_made_anew(
+    image: Image, tmp_path: Path, plant: Callable[[Path], None]
+) -> None:
+    where = image.ensure(tmp_path / "envs", "extra")
+    before = where.parent.resolve()
+    plant(where)
+    assert image.ensure(tmp_path / "envs", "extra") == where
+    assert where.parent.resolve() != before and version(where, "extra") == "1.0"
+    assert image.ensure(tmp_path / "envs", "extra").parent.resolve() == where.parent.resolve(), "made once"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="not root: nothing can be another user's")
+def test_one_of_another_user_is_left_alone(image: Image, tmp_path: Path) -> None:
+    where = image.ensure(tmp_path / "envs", "extra")
+    os.chown(where.parent, 12345, 12345, follow_symlinks=False)
+    own = image.ensure(tmp_path / "envs", "extra")
+    assert own == where.parent.with_name(f"{where.parent.name}.0") / "bin" and version(own, "extra") == "1.0"
+    assert image.ensure(tmp_path / "envs", "extra") == own and where.exists()
 
 
 def test_two_jobs_at_once_make_one(image: Image, tmp_path: Path) -> None:

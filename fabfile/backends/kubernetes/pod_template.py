@@ -10,7 +10,9 @@ from typing import Any
 from fabfile.backends.kubernetes import pods, waiting
 from fabfile.backends.kubernetes.pods import EFA, GPU, JOB, STACK
 from fabfile.launchers import SYSTEM_PYTHON
+from fabfile.remote.node_program import digest
 from infra.inventory import KubeCluster
+from node.checked_program import words
 
 Object = dict[str, Any]
 
@@ -99,7 +101,7 @@ def _container(cluster: KubeCluster, job: PodJob, name: str, *, gets_secrets: bo
     container = {
         "name": name,
         "image": cluster.image,
-        "command": [SYSTEM_PYTHON, "-I", job.program, "pod", job.run_dir],
+        "command": [SYSTEM_PYTHON, "-I", *words(digest()), job.program, "pod", job.run_dir],
         "env": environment,
         "resources": _resources(cluster),
         "volumeMounts": [*pods.mounts(cluster), {"name": "shm", "mountPath": "/dev/shm"}],

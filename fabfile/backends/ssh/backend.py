@@ -29,12 +29,12 @@ from fabfile.backends.job_answer import check_job_id, is_job_id
 from fabfile.backends.ssh import files, start
 from fabfile.backends.ssh.head import Head, log_parts, runs
 from fabfile.backends.submission import Begun, Submission, Submitted
-from fabfile.launchers import RUNTIME, VENV
+from fabfile.launchers import RUNTIME
 from fabfile.launchers.program import from_record as program_of
 from fabfile.output import say
 from fabfile.remote import node_program
 from fabfile.remote.command import Result
-from fabfile.remote.deploy import deploy
+from fabfile.remote.deploy import deploy, trainer_command
 from fabfile.remote.fleet import Connections, Fleet, apart
 from fabfile.workdir import requirements, send
 from infra.inventory import Node, SshCluster
@@ -164,8 +164,8 @@ class SshBackend:
         return self.run_program("store", "read", url, "job.toml")
 
     def run_program(self, module: str, *words: str) -> str:
-        program = shlex.join([f"{VENV}/python", "-m", f"training.{module}", *words])
-        result = self._head.run(f"PYTHONPATH={self._head.folder} {program}", _PROGRAM_SECONDS)
+        program = trainer_command(self._head.folder, f"training.{module}", *words)
+        result = self._head.run(program, _PROGRAM_SECONDS)
         if not result.ok:
             raise Exit(f"{self.host}: {result.why}", code=1)
         return result.stdout
@@ -253,7 +253,8 @@ class SshBackend:
         run = shlex.quote(self._folder_of(job))
         new, final = f"{run}/{WEIGHTS}.new", f"{run}/{WEIGHTS}"
         head = self._heads(job)[0]
-        program = f"PYTHONPATH={head.folder} {VENV}/python -m training.models.hugging_face {run} {new}"
+        module = "training.models.hugging_face"
+        program = trainer_command(head.folder, module, self._folder_of(job), f"{self._folder_of(job)}/{WEIGHTS}.new")
         command = f"rm -rf {new} && {program} && rm -rf {final} && mv {new} {final}"
         result = head.run(command, _WEIGHTS_SECONDS)
         if not result.ok:
@@ -262,10 +263,10 @@ class SshBackend:
 
     def sample(self, job: str, options: SampleOptions) -> Iterator[bytes | Ended]:
         words = [f"--{name.replace('_', '-')}={value}" for name, value in vars(options).items()]
-        program = shlex.join([f"{VENV}/python", "-m", "training.sample", self._folder_of(job), *words])
         head = self._heads(job)[0]
+        program = trainer_command(head.folder, "training.sample", self._folder_of(job), *words)
         threads = head.node.cores_per_slot
-        environment = f"PYTHONPATH={head.folder} OMP_NUM_THREADS={threads} PYTHONIOENCODING=utf-8"
+        environment = f"OMP_NUM_THREADS={threads} PYTHONIOENCODING=utf-8"
         command = f"set -a; . {RUNTIME}; {environment}; set +a; exec {program}"
         for part in head.output(command, quiet=_QUIET_SECONDS):
             if not isinstance(part, Result):

@@ -12,6 +12,7 @@ from fabfile.backends.base import File, Refused
 from fabfile.backends.ssh.head import Head
 from fabfile.backends.ssh.untar import Stream, extract
 from fabfile.output import say
+from fabfile.remote import node_program
 from node.workdir.changes import LEFT_OUT
 
 _LONGEST_LIST = 32 << 20
@@ -58,7 +59,7 @@ def listed(head: Head, folder: str) -> Iterator[tuple[str, File | None]]:
     names = [f"-name {shlex.quote(pattern)}" for pattern in _NOT_FETCHED]
     leave = " -o ".join([*names, f"-path ./{_WORK}", f"-path ./{_WORK}.json", f"-path './.{_WORK}-*'"])
     find = rf"find . -mindepth 1 \( {leave} \) -prune -o -printf '%y %s %T@ %P\0'"
-    changes = f"python3 -I {shlex.quote(f'{head.folder}/launch')} workdir-changes {_WORK} || exit {_NO_CHANGES}"
+    changes = f"{node_program.copy_command(head.folder, 'workdir-changes', _WORK)} || exit {_NO_CHANGES}"
     command = f"cd {shlex.quote(folder)} || exit; {find}; code=$?; [ ! -d {_WORK} ] || {changes}; exit $code"
     stream = Stream(head.output(command, quiet=_QUIET))
     raw = bytearray()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ import paramiko
 from invoke.exceptions import Exit
 
 from fabfile.backends.base import AnotherMachine, JobRecord, LogLine, LogPart, LogRequest, Unreachable
+from fabfile.remote import node_program
 from fabfile.remote.command import Result, follow, guarded, last_words, stream
 from fabfile.remote.connection import reason
 from fabfile.remote.deploy import deploy
@@ -34,7 +34,7 @@ class Head:
     def start(self, *argv: str) -> Any:
         """Start one of the programs; its stdin and output are open."""
         channel = self.fleet.connection(self.node).create_session()
-        channel.exec_command(f"exec python3 -I {shlex.join([f'{self.folder}/launch', *argv])}")
+        channel.exec_command(f"exec {node_program.copy_command(self.folder, *argv)}")
         return channel
 
     def ask(self, *argv: str, stdin: object = None) -> Any:
