@@ -76,26 +76,15 @@ class Record:
 
     def save(self) -> None:
         """Write the record, atomically."""
-        write(path_of(self.stack, self.job), json.dumps(plain(self), indent=1))
-
-
-def plain(record: Record) -> dict[str, Any]:
-    """As JSON: a bound that is not set is None there."""
-    found = asdict(record)
-    found["bounds"] = {key: None if value == math.inf else value for key, value in found["bounds"].items()}
-    return found
+        table = asdict(self)
+        # A bound that is not set is null in JSON.
+        table["bounds"] = {key: None if value == math.inf else value for key, value in table["bounds"].items()}
+        write(path_of(self.stack, self.job), json.dumps(table, indent=1))
 
 
 def path_of(stack: str, job: str) -> Path:
     """The record's file."""
     return directory(stack) / MANAGED / f"{job}.json"
-
-
-def keep(stack: str, job: str, found: dict[str, Any]) -> None:
-    """Keep a record that another machine has written, unless the one here has more decisions."""
-    own = load(stack, job)
-    if own is None or len(own.decisions) <= len(found.get("decisions", ())):
-        write(path_of(stack, job), json.dumps(found, indent=1))
 
 
 def load(stack: str, job: str) -> Record | None:

@@ -32,7 +32,7 @@ def go(session: Session, place: Place) -> Mapping[str, Any]:
     while True:
         try:
             make(stack, facts)
-            equip(session.machines.cluster, facts, (), session.text, "")
+            equip(stack, facts, (), session.text, "")
             break
         except NoRoom as error:
             wait, other = places.no_room()

@@ -16,11 +16,11 @@ from fabfile.launchers import SLURM
 from fabfile.managed.follower import OWN
 from fabfile.managed.head import LEASE, Head
 from fabfile.managed.look import Look
-from fabfile.managed.machines import Machines
 from fabfile.managed.places import Places
 from fabfile.managed.record import Record, me
 from fabfile.managed.watch import Seen, Watch
 from fabfile.output import say
+from fabfile.targets import load_any
 from infra.inventory import SshCluster
 
 
@@ -55,7 +55,6 @@ class Session:
     record: Record
     facts: Mapping[str, Any]
     """Of the stack, as in infra.config.summary."""
-    machines: Machines
     elastic: bool = False
     """Whether the job goes on by itself when it loses nodes, and takes the machines in that are made in their place."""
     head: Head = field(init=False)
@@ -70,12 +69,12 @@ class Session:
 
     def __post_init__(self) -> None:
         self.head = Head(self.connect, self.record)
-        self.look = Look(self.machines.cluster())
+        self.look = Look(load_any(self.record.stack, ""))
         self.places = Places.of(self.record.zones, self.record.types)
 
     def connect(self) -> Backend:
         """A connection to the cluster as it is now. To be closed."""
-        return backends.of(self.machines.cluster())
+        return backends.connect(self.record.stack, "")
 
     def nodes(self) -> list[Seen]:
         """What is seen of the nodes that the job may have. A scheduler chooses among all; over SSH it is the first."""
@@ -87,7 +86,7 @@ class Session:
         """After nodes were replaced: others have their names and addresses now."""
         try:
             self.head.renew()
-            cluster = self.machines.cluster()
+            cluster = load_any(self.record.stack, "")
         except Exit as error:  # an `up` that failed half-way; it is tried again
             self.decide(f"the stack's nodes are not known now: {' '.join(str(error.message).split())}")
             self.replacing.begin()

@@ -15,8 +15,7 @@ from fabfile.backends.base import NO_MIRROR, Backend, JobRecord, JobState, find
 from fabfile.backends.submission import Submission
 from fabfile.managed import record as records
 from fabfile.managed.bounds import Bounds
-from fabfile.managed.follower import OWN, Follower
-from fabfile.managed.machines import OfStack
+from fabfile.managed.follower import Follower
 from fabfile.managed.manager import Manager
 from fabfile.managed.places import KEYS
 from fabfile.managed.record import Record
@@ -48,12 +47,10 @@ class Options:
     types: str
     yes: bool
     elastic: bool = False
-    on: str = ""
-    """`head`: the manager is a service there; empty: this process."""
 
     def check(self, managed: bool) -> None:
         """Exit 2 for what cannot be. Without --managed none of its own options is allowed."""
-        own = ("on", "max_usd", "max_hours", "tries", "zones", "types", "yes")
+        own = ("max_usd", "max_hours", "tries", "zones", "types", "yes")
         given = [name for name in own if getattr(self, name) not in (None, "", False)]
         if not managed and given:
             raise Exit(f"--{given[0].replace('_', '-')}: goes with --managed", code=2)
@@ -61,16 +58,9 @@ class Options:
             return
         if self.inventory:
             raise Exit("--managed: only a stack's nodes can be replaced: --stack NAME in place of --inventory", code=2)
-        if self.on not in ("", "head"):
-            raise Exit(f"--on {self.on}: must be head, or left out: then this process is the manager", code=2)
-        if self.detach and not self.on:
-            why = "with --managed this process is the manager; --on head puts it there"
-            raise Exit(f"--detach: {why} (nohup fab ... & needs no terminal either)", code=2)
-        if self.on and (self.zones or self.types):
-            raise Exit(
-                f"--{'zones' if self.zones else 'types'}: a manager on the head moves no cluster: one of the two",
-                code=2,
-            )
+        if self.detach:
+            why = "with --managed this process is the manager (nohup fab ... & needs no terminal either)"
+            raise Exit(f"--detach: {why}", code=2)
         for name in ("max_usd", "max_hours"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -119,8 +109,6 @@ def agree(chosen: Options, backend: Backend, mirror: str, nodes: int, *, is_know
     others += ", ".join(f"{KEYS[name]} {value}" for name, values in places.items() for value in values)
     bounds = "bounds that are not given again stay as they were" if is_known else chosen.bounds.shown()
     say(f"managed: nodes of {chosen.stack} that are lost are made again{others}; {bounds}")
-    if chosen.on:
-        say("managed: by a service on the head, for which this command makes machines while it follows the job")
     if hours:
         say(f"managed: each node ends {hours} h after its first boot (maxHours), the job with it: that is not undone")
     if not chosen.yes:
@@ -206,43 +194,17 @@ def manage(
     """Manage a job to its end; returns its record. `cursor`: where its log is shown from; None: its last lines.
     `resume`: start it again, once its nodes are well, if it is over. `chosen.elastic`: as the job is. Ctrl-C and
     SIGTERM leave the job running. Exit 1 if a bound was reached, or if somebody else manages the job."""
-
-    def session() -> Session:
-        return Session(record, facts, OfStack(chosen.stack, facts), chosen.elastic)
-
-    def follow(connect: Callable[[], Backend]) -> Follower:
-        return follower(chosen, connect, record.job, cursor)
-
-    return hold(session, record, resubmit, resume=resume, follow=follow)
-
-
-def follower(
-    chosen: Options, connect: Callable[[], Backend], job: str, cursor: int | None, leave_out: str = OWN
-) -> Follower:
-    """Shows the job's log from there; without a `cursor` its last lines first."""
-    return Follower(connect, job, cursor or 0, _TAIL if cursor is None else -1, chosen.every, leave_out)
-
-
-def hold(
-    connected: Callable[[], Session],
-    record: Record,
-    resubmit: Resubmit,
-    *,
-    resume: bool,
-    follow: Callable[[Callable[[], Backend]], Follower] | None = None,
-) -> JobRecord:
-    """Hold a job to its end, as `manage` does; `follow` shows its log meanwhile."""
     with records.held(record.stack, record.job), _interruptible():
         record.resume = record.resume or resume
         record.save()
-        session, job = connected(), None
+        session, job = Session(record, facts, chosen.elastic), None
         try:
             session.tell_head()
             session.decide(f"{record.job} is managed: {record.bounds.shown()}")
-            shown = follow(session.connect) if follow else None
+            tail = _TAIL if cursor is None else -1
+            shown = Follower(session.connect, record.job, cursor or 0, tail, chosen.every)
             job = Manager(session, resubmit).run()
-            if shown:
-                shown.wait()
+            shown.wait()
             return _ended(session, job)
         finally:
             session.close()

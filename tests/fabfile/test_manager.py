@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from invoke.exceptions import Exit
 from memory_backend import NODES, MemoryBackend
-from played_manager import CLUSTER, GONE, Played, decisions, managed
+from played_manager import GONE, Played, decisions, managed
 
 from fabfile.backends.base import JobState, Unreachable
 from fabfile.backends.submission import Submission
@@ -215,7 +215,7 @@ def test_without_room_the_cluster_goes_where_the_user_allows_and_the_job_comes_f
         played.troubles.clear()
 
     monkeypatch.setattr(relocation, "make", make)
-    monkeypatch.setattr(relocation, "equip", lambda *_: CLUSTER)
+    monkeypatch.setattr(relocation, "equip", lambda *_: None)
     monkeypatch.setattr(relocation, "set_key", lambda _stack, key, value: set_keys.append((key, value)))
     monkeypatch.setattr(relocation, "checked", lambda _stack: {"cloud": "aws"})
     brought: list[str] = []
