@@ -77,6 +77,7 @@ class Manager:
     def _tend(self, job: JobRecord) -> None:
         """One look at a job that is under way. Raises Unreachable if its head does not answer."""
         session, record = self.session, self.session.record
+        record.counted_until = time.time()
         if why := session.bound():
             session.stop(why)
             return
@@ -100,6 +101,7 @@ class Manager:
             else:
                 self._move_back(job, [node.name for node in seen if node.name not in job.nodes])
         if record.sent < len(record.decisions) or time.monotonic() - self._renewed > RENEW:
+            record.save()
             session.head.order()
             self._renewed = time.monotonic()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from invoke.exceptions import Exit
 
+from fabfile.job_file import setting
 from fabfile.output import say
 from fabfile.remote.deploy import deploy
 from fabfile.remote.fleet import Fleet
@@ -108,7 +108,8 @@ def _bring(cluster: SshCluster, names: Collection[str], job: str, code: str) -> 
     source = next((node for node in cluster.nodes if node.name not in names), None)
     if not new or source is None:
         return
-    path, ranks = str(tomllib.loads(job)["data"]["path"]), sum(node.slots for node in cluster.nodes)
+    path = setting(job, "data", "path")
+    ranks = sum(node.slots for node in cluster.nodes)
     with Fleet(cluster) as fleet:
         for folder in (code, path):
             if folder and not token_set.is_shared(folder, cluster.shared_dir):

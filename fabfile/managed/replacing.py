@@ -87,10 +87,13 @@ def _no_room(session: Session, job: JobRecord | None, why: str) -> bool:
     """The cloud has no room: wait, or take all nodes to the next place that the user has allowed, which is True."""
     record = session.record
     wait, place = session.places.no_room()
-    if place is None:
+    obstacle = relocation.obstacle(session) if place else ""
+    if obstacle:
+        session.decide(f"the nodes do not go to {place}: {obstacle}")
+    if place is None or obstacle:
         session.replacing.begin(wait)
         rest = "" if job is None else f"; until then {job.id} goes on with the nodes that are left"
-        session.decide(f"no room: {why}; tried again in {duration(wait)}{rest}")
+        session.decide(f"no room: {why}; tried again in {duration(session.replacing.seconds)}{rest}")
         return False
     session.decide(f"no room: {why}; all nodes go to {place}, and {record.job} with them")
     if job is not None:

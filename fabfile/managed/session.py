@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ from invoke.exceptions import Exit
 
 from fabfile import backends
 from fabfile.backends.base import NO_MIRROR, Backend, JobRecord, Unreachable
+from fabfile.job_file import setting
 from fabfile.launchers import SLURM
 from fabfile.managed.follower import OWN
 from fabfile.managed.head import LEASE, Head
@@ -63,7 +63,8 @@ class Session:
     places: Places = field(init=False)
     replacing: Pause = field(default_factory=Pause)
     text: str = ""
-    """The job's job.toml; empty until its head has answered."""
+    """The job's job.toml, as its head has it; empty until that has answered. It names nothing on this machine: for
+    that there is `Record.text`."""
     reached: str = ""
     """The bound at which the job was stopped; empty: none."""
 
@@ -158,8 +159,7 @@ class Session:
     @property
     def is_mirrored(self) -> bool:
         """Whether a bucket has the job's checkpoints."""
-        mirror = tomllib.loads(self.text)["checkpoint"]["mirror"] if self.text else ""
-        return mirror not in NO_MIRROR
+        return bool(self.text) and setting(self.text, "checkpoint", "mirror") not in NO_MIRROR
 
     @property
     def survives_its_head(self) -> bool:

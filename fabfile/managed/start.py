@@ -162,30 +162,51 @@ def check_elastic(stack: str) -> None:
         raise Exit("--elastic: with --managed only over SSH; on Kubernetes one of the two", code=2)
 
 
-def record_of(chosen: Options, backend: Backend, job: str, nodes: int) -> Record:
+def record_of(chosen: Options, backend: Backend, job: str, nodes: int, text: str) -> Record:
     """The job's record from before, or a new one; with the bounds that these options give. `nodes`: the job's full
-    size. The time between a job's end and its resumption counts neither as time nor as cost."""
+    size; `text`: the job file that the command line names, resolved, or empty. The time between a job's end and its
+    resumption counts neither as time nor as cost. Exit 2 for places to which it cannot go."""
     there, now = find(backend.jobs(), job), time.time()
     found = records.load(chosen.stack, job)
     if found is not None:
         if there is not None and there.state.is_final:
             found.pause(there.ended or now, now)
     else:
-        began = _began(there) if there else now
+        began = _began(there, now) if there else now
         attempt = max(1, there.attempt) if there else 1
-        found = Record(job, chosen.stack, nodes, began, prices=[(began, _usd(backend, nodes))], first_attempt=attempt)
+        found = Record(
+            job,
+            chosen.stack,
+            nodes,
+            began,
+            prices=[(began, _usd(backend, nodes))],
+            first_attempt=attempt,
+            counted_until=now,
+        )
     places = chosen.places()
     found.bounds = chosen.bounds_after(found.bounds)
     found.zones, found.types = list(places["zones"]), list(places["types"])
+    found.text = text or found.text
+    for name, values in places.items():
+        if values and not found.text:
+            why = f"the data of {job} go along, and no job file of this machine says what they are made from"
+            raise Exit(f"--{name}: {why}: name it: fab train JOB --resume {job} --managed --{name} ...", code=2)
     return found
 
 
-def _began(job: JobRecord) -> float:
-    """The job's start, later by its pauses; Unix time in seconds."""
-    if job.started is None:
-        return job.created
-    last = job.created - job.ended_before if job.ended_before else 0.0
-    return job.started + job.paused + max(0.0, last)
+def _began(job: JobRecord, now: float) -> float:
+    """The job's start, later by its pauses; Unix time in seconds. It is the head's word: a start after `now`, or one
+    that is no number, would lift the bounds. Exit 1 for times that cannot be."""
+    try:
+        began = job.created
+        if job.started is not None:
+            last = job.created - job.ended_before if job.ended_before else 0.0
+            began = job.started + job.paused + max(0.0, last)
+        if began >= 0:  # NaN is not
+            return min(began, now)
+    except TypeError:
+        pass
+    raise Exit(f"{job.id}: its record on the head has times that cannot be", code=1)
 
 
 def manage(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -18,10 +17,11 @@ from fabfile.backends.base import Backend, JobRecord, JobState, LogRequest
 from fabfile.backends.submission import Submission, Submitted
 from fabfile.clusters_together import Wanted
 from fabfile.command_line import AtLeast
-from fabfile.job_file import Ranks, find, known_jobs, resolve
+from fabfile.job_file import Ranks, find, known_jobs, resolve, setting
 from fabfile.log_display import show
 from fabfile.managed import start as managing
 from fabfile.managed.bounds import TRIES
+from fabfile.managed.record import Record
 from fabfile.output import next_command, say
 from fabfile.starting import HELP, choose, ctrl_c_says_what_runs, start
 from fabfile.verbs.jobs import seconds
@@ -178,9 +178,11 @@ def _train_managed(
         backends.connect(manager.stack, manager.inventory) as backend,
     ):
         there = managing.known(manager, backend, resume) if not overrides else None
+        # What the command line names on this machine: a resumed job's own job.toml is its head's.
+        text = resolve(asked.job, overrides, 1).text if asked.job else ""
         if there is not None:
             started.append(Submitted(there.id))
-            end(_managed(manager, backend, there.id, None, resume=there.state.is_final))
+            end(_take_over(manager, backend, there, text))
             return
         if asked.elastic:
             managing.check_elastic(manager.stack)
@@ -191,36 +193,34 @@ def _train_managed(
             return
         facts = managing.agree(manager, backend, submission.mirror, submission.nodes)
         start(backend, submission, started, "fab train ... --queue")
-        ended = _managed(manager, backend, started[0].id, started[0].cursor, facts)
+        record = managing.record_of(manager, backend, started[0].id, submission.nodes, text)
+        ended = _managed(manager, facts, record, started[0].cursor)
     end(ended)
 
 
-def _managed(
-    manager: managing.Options,
-    backend: Backend,
-    job: str,
-    cursor: int | None,
-    facts: Mapping[str, Any] | None = None,
-    *,
-    resume: bool = False,
-) -> JobRecord:
-    """Manage a job that was just started, or, without `cursor`, one of before, which is over if it is to `resume`;
-    returns its record at its end."""
-    begun = backend.begun(job)
+def _take_over(manager: managing.Options, backend: Backend, job: JobRecord, text: str) -> JobRecord:
+    """Manage a job of before, which is resumed if it is over; returns its record at its end. `text`: as in
+    `managing.record_of`."""
+    begun = backend.begun(job.id)
     if not begun.text:
-        raise Exit(f"--managed: {job} has no job.toml: only the trainer's jobs are managed", code=2)
+        raise Exit(f"--managed: {job.id} has no job.toml: only the trainer's jobs are managed", code=2)
     manager = replace(manager, elastic=manager.elastic or begun.elastic)
     if manager.elastic:
         managing.check_elastic(manager.stack)
-    if facts is None:
-        facts = managing.agree(
-            manager, backend, tomllib.loads(begun.text)["checkpoint"]["mirror"], begun.nodes, is_known=True
-        )
-    record = managing.record_of(manager, backend, job, begun.nodes)
+    nodes = begun.nodes if begun.nodes > 0 else len(backend.nodes())  # of no node there would be no cost
+    facts = managing.agree(manager, backend, setting(begun.text, "checkpoint", "mirror"), nodes, is_known=True)
+    record = managing.record_of(manager, backend, job.id, nodes, text)
+    return _managed(manager, facts, record, None, resume=job.state.is_final)
 
-    def resubmit(there: Backend, id_: str, nodes: int) -> Submission:
-        """The job with its own settings, on so many of the first nodes."""
-        submission = _submission(there, id_, "", (), nodes, elastic=manager.elastic)
+
+def _managed(
+    manager: managing.Options, facts: Mapping[str, Any], record: Record, cursor: int | None, *, resume: bool = False
+) -> JobRecord:
+    """Manage a job to its end, with its own settings: see `managing.manage`."""
+
+    def resubmit(there: Backend, job: str, nodes: int) -> Submission:
+        """The job on so many of the first nodes."""
+        submission = _submission(there, job, "", (), nodes, elastic=manager.elastic)
         return replace(submission, restarts=record.bounds.tries, on_first=True)
 
     return managing.manage(manager, facts, record, resubmit, cursor, resume=resume)

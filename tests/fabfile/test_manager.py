@@ -201,8 +201,9 @@ def test_another_machine_that_manages_the_job_is_named(played: Played) -> None:
 def test_without_room_the_cluster_goes_where_the_user_allows_and_the_job_comes_from_its_bucket(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manager = managed(played, zones=["use1-az4"], types=["m7i.4xlarge"])
-    played.backend.texts["smoke-1"] = resolve("smoke", ("checkpoint.mirror=s3://bucket/runs",), 3).text
+    text = resolve("smoke", ("checkpoint.mirror=s3://bucket/runs",), 3).text
+    manager = managed(played, zones=["use1-az4"], types=["m7i.4xlarge"], text=text)
+    played.backend.texts["smoke-1"] = text
     why = "node3: InsufficientInstanceCapacity: the cloud has no free machine of this type there now"
     played.outcomes = [NoRoom(why)] * 3
     set_keys: list[tuple[str, str]] = []
