@@ -103,6 +103,17 @@ def resolve(
     return Resolved(text, job["run"]["name"], train["timeout"], train["threads"], mirror, memory)
 
 
+def setting(text: str, section: str, key: str) -> str:
+    """A text of a resolved job.toml, as a head or a bucket has it. Exit 1, with one line, if it is not there."""
+    try:
+        value = tomllib.loads(text)[section][key]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        value = None
+    if not isinstance(value, str):
+        raise Exit(f"the job's job.toml is damaged: it has no {section}.{key}", code=1)
+    return value
+
+
 def known_jobs() -> str:
     """`the published ones are: demo, smoke`"""
     return f"the published ones are: {', '.join(sorted(path.stem for path in _JOBS.glob('*.toml')))}"

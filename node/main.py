@@ -8,7 +8,6 @@ workdir-changes                      what a program has written into it, for `fa
 workdir-give                         the same as an archive, for the other nodes of its job
 create, job, jobs, logs, run-data    a job's verbs and `fab report`, on the head
 manage                               what a managed job's manager asks, on the head
-manager                              that manager as a service of the head, and what it asks of an operator
 slurm-stop, slurm-jobs               a job's verbs where Slurm runs the jobs, on the head
 kube-over                            the same where Kubernetes does, in the head pod
 supervise, aftermath                 a job's service, on the head; with Slurm on the job's first node
@@ -45,7 +44,6 @@ COMMANDS = {
     "jobs": "node.job.job_table",
     "logs": "node.job.logs",
     "manage": "node.job.managed",
-    "manager": "node.job.manager_service",
     "slurm-stop": "node.slurm.submission:stop",
     "slurm-jobs": "node.slurm.others",
     "kube-over": "node.kubernetes.records",

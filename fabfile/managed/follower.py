@@ -22,10 +22,8 @@ _JOIN = 10.0
 class Follower:
     """Follows the log in a thread, with a connection of its own, across heads that are replaced."""
 
-    def __init__(
-        self, connect: Callable[[], Backend], job: str, cursor: int, tail: int, every: int | None, leave_out: str = OWN
-    ) -> None:
-        self._connect, self._every, self._leave_out = connect, every, leave_out
+    def __init__(self, connect: Callable[[], Backend], job: str, cursor: int, tail: int, every: int | None) -> None:
+        self._connect, self._every = connect, every
         self._request = LogRequest(job, cursor=cursor, tail=tail)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._over = threading.Event()
@@ -41,7 +39,7 @@ class Follower:
         while not self._over.is_set():
             try:
                 with self._connect() as backend:
-                    show(backend, request, self._every, leave_out=self._leave_out)
+                    show(backend, request, self._every, leave_out=OWN)
             except (Exit, SshError, OSError) as error:
                 if self._over.is_set():
                     return

@@ -15,8 +15,7 @@ from invoke.exceptions import Exit
 from fabfile.backends.base import Backend, CannotStart, JobRecord, JobState, Unreachable
 from fabfile.backends.ssh.head import lost_connections
 from fabfile.backends.submission import Submission
-from fabfile.managed.machines import Needs
-from fabfile.managed.replacement import NotReplaced
+from fabfile.managed.replacement import NotReplaced, equip
 from fabfile.managed.replacing import replace
 from fabfile.managed.session import Pause, Session
 from fabfile.managed.watch import Seen
@@ -59,8 +58,6 @@ class Manager:
         session = self.session
         while True:
             try:
-                if session.machines.has_changed():
-                    session.connect_anew()
                 job = session.head.job()
                 if job is None:
                     self._from_bucket()
@@ -80,6 +77,7 @@ class Manager:
     def _tend(self, job: JobRecord) -> None:
         """One look at a job that is under way. Raises Unreachable if its head does not answer."""
         session, record = self.session, self.session.record
+        record.counted_until = time.time()
         if why := session.bound():
             session.stop(why)
             return
@@ -103,6 +101,7 @@ class Manager:
             else:
                 self._move_back(job, [node.name for node in seen if node.name not in job.nodes])
         if record.sent < len(record.decisions) or time.monotonic() - self._renewed > RENEW:
+            record.save()
             session.head.order()
             self._renewed = time.monotonic()
 
@@ -132,18 +131,8 @@ class Manager:
         head = session.head_name
         if head in lost and not session.survives_its_head:
             self._say_once("head", f"{head}: {lost[head]}; not replaced, as it alone has the job's files")
-            lost = {name: why for name, why in lost.items() if name != head}
-        return self._with_a_maker(lost)
-
-    def _with_a_maker(self, lost: Mapping[str, str]) -> dict[str, str]:
-        """The lost nodes, if somebody can make them again now; else none, and it is said, once for each."""
-        why = self.session.machines.nobody() if lost else ""
-        for name in lost:
-            if why:
-                self._say_once(f"{name} nobody", f"{name}: {lost[name]}; {why}")
-            else:
-                self._said.discard(f"{name} nobody")
-        return {} if why else dict(lost)
+            return {name: why for name, why in lost.items() if name != head}
+        return dict(lost)
 
     def _move_back(self, job: JobRecord, missing: Collection[str]) -> None:
         """Ask the job to go on, from a checkpoint, on all of its nodes. Whatever brought the `missing` ones back, by
@@ -173,7 +162,7 @@ class Manager:
         as a decision, if that cannot be done now."""
         session = self.session
         try:
-            session.machines.equip(Needs(to_bring, session.text, session.head.code))
+            equip(session.record.stack, session.facts, to_bring, session.text, session.head.code)
         except NotReplaced as error:
             session.decide(f"{', '.join(names)} cannot be used yet, tried again: {error}")
             return False
@@ -203,7 +192,7 @@ class Manager:
             return True
         if cordoned := ", ".join(node.name for node in seen if node.state == "cordoned"):
             self._say_once("cordoned", f"{job.id} is resumed when {cordoned} takes pods again: kubectl uncordon")
-        replaces = bool(lost) and session.replacing.is_over and bool(self._with_a_maker(lost))
+        replaces = bool(lost) and session.replacing.is_over
         resumes = not lost and _all_well(seen) and self._resuming.is_over
         if replaces or resumes:
             session.reached = session.no_try_left(job.attempt)

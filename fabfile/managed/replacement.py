@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from invoke.exceptions import Exit
 
+from fabfile.job_file import setting
 from fabfile.output import say
 from fabfile.remote.deploy import deploy
 from fabfile.remote.fleet import Fleet
 from fabfile.remote.known_hosts import SshError
 from fabfile.stacks import pulumi_cli, work_lost
 from fabfile.stacks.capacity import Shortage
+from fabfile.targets import load_any
 from fabfile.token_sets import token_set
 from fabfile.verbs.up import pulumi_up
 from fabfile.verbs.wait import until_ready
-from infra.inventory import Cluster, SshCluster
+from infra.inventory import SshCluster
 
 _CLOUD_SECONDS, _LOCAL_SECONDS = 900.0, 90.0
 """How long new nodes may take to boot, in a cloud and on this machine."""
@@ -80,7 +81,7 @@ def _urns(stack: str, name: str) -> list[str]:
 
 
 def equip(
-    asked: Callable[[], Cluster],
+    stack: str,
     facts: Mapping[str, Any],
     names: Collection[str],
     job: str,
@@ -88,10 +89,10 @@ def equip(
     without: Collection[str] = (),
 ) -> None:
     """Wait until the nodes are ready and know each other, then bring the new ones what the job needs: its code and its
-    data, from another node. `asked`: for the cluster as it is now; `job`: its job.toml; `code`: its programs' folder,
-    the same on every node; `without`: nodes that are in trouble, and are not waited for. Raises NotReplaced."""
+    data, from another node. `job`: its job.toml; `code`: its programs' folder, the same on every node; `without`: nodes
+    that are in trouble, and are not waited for. Raises NotReplaced."""
     try:
-        cluster = asked()
+        cluster = load_any(stack, "")
         if isinstance(cluster, SshCluster):
             cluster = replace(cluster, nodes=tuple(node for node in cluster.nodes if node.name not in without))
         until_ready(cluster, _CLOUD_SECONDS if facts["cloud"] else _LOCAL_SECONDS)
@@ -107,7 +108,8 @@ def _bring(cluster: SshCluster, names: Collection[str], job: str, code: str) -> 
     source = next((node for node in cluster.nodes if node.name not in names), None)
     if not new or source is None:
         return
-    path, ranks = str(tomllib.loads(job)["data"]["path"]), sum(node.slots for node in cluster.nodes)
+    path = setting(job, "data", "path")
+    ranks = sum(node.slots for node in cluster.nodes)
     with Fleet(cluster) as fleet:
         for folder in (code, path):
             if folder and not token_set.is_shared(folder, cluster.shared_dir):

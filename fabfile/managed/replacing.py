@@ -9,8 +9,7 @@ from invoke.exceptions import Exit
 
 from fabfile.backends.base import JobRecord, JobState
 from fabfile.managed import relocation
-from fabfile.managed.machines import Needs
-from fabfile.managed.replacement import NoRoom, NotReplaced
+from fabfile.managed.replacement import NoRoom, NotReplaced, equip, make_again
 from fabfile.managed.session import Session
 from fabfile.managed.watch import Seen
 from fabfile.output import duration
@@ -48,11 +47,11 @@ def replace(
         session.tell_head(_LEASE)
     began, moved = time.monotonic(), False
     try:
+        make_again(record.stack, session.facts, [*lost], [node.name for node in seen if node.state == "gone"])
         troubled = {node.name for node in seen if not node.is_well} - set(lost) - {session.head_name}
         # To what joins a running job its head brings code and data; two who do that would be in each other's way.
         to_bring = () if joins else lost
-        needs = Needs(to_bring, session.text, session.head.code, troubled)
-        session.machines.make_again([*lost], [node.name for node in seen if node.state == "gone"], needs)
+        equip(record.stack, session.facts, to_bring, session.text, session.head.code, troubled)
     except NoRoom as error:
         record.replaced -= 1  # to wait for room is no try: money and time bound it
         moved = _no_room(session, job, str(error))
@@ -88,10 +87,13 @@ def _no_room(session: Session, job: JobRecord | None, why: str) -> bool:
     """The cloud has no room: wait, or take all nodes to the next place that the user has allowed, which is True."""
     record = session.record
     wait, place = session.places.no_room()
-    if place is None:
+    obstacle = relocation.obstacle(session) if place else ""
+    if obstacle:
+        session.decide(f"the nodes do not go to {place}: {obstacle}")
+    if place is None or obstacle:
         session.replacing.begin(wait)
         rest = "" if job is None else f"; until then {job.id} goes on with the nodes that are left"
-        session.decide(f"no room: {why}; tried again in {duration(wait)}{rest}")
+        session.decide(f"no room: {why}; tried again in {duration(session.replacing.seconds)}{rest}")
         return False
     session.decide(f"no room: {why}; all nodes go to {place}, and {record.job} with them")
     if job is not None:

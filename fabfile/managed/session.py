@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,15 +11,16 @@ from invoke.exceptions import Exit
 
 from fabfile import backends
 from fabfile.backends.base import NO_MIRROR, Backend, JobRecord, Unreachable
+from fabfile.job_file import setting
 from fabfile.launchers import SLURM
 from fabfile.managed.follower import OWN
 from fabfile.managed.head import LEASE, Head
 from fabfile.managed.look import Look
-from fabfile.managed.machines import Machines
 from fabfile.managed.places import Places
 from fabfile.managed.record import Record, me
 from fabfile.managed.watch import Seen, Watch
 from fabfile.output import say
+from fabfile.targets import load_any
 from infra.inventory import SshCluster
 
 
@@ -55,7 +55,6 @@ class Session:
     record: Record
     facts: Mapping[str, Any]
     """Of the stack, as in infra.config.summary."""
-    machines: Machines
     elastic: bool = False
     """Whether the job goes on by itself when it loses nodes, and takes the machines in that are made in their place."""
     head: Head = field(init=False)
@@ -64,18 +63,19 @@ class Session:
     places: Places = field(init=False)
     replacing: Pause = field(default_factory=Pause)
     text: str = ""
-    """The job's job.toml; empty until its head has answered."""
+    """The job's job.toml, as its head has it; empty until that has answered. It names nothing on this machine: for
+    that there is `Record.text`."""
     reached: str = ""
     """The bound at which the job was stopped; empty: none."""
 
     def __post_init__(self) -> None:
         self.head = Head(self.connect, self.record)
-        self.look = Look(self.machines.cluster())
+        self.look = Look(load_any(self.record.stack, ""))
         self.places = Places.of(self.record.zones, self.record.types)
 
     def connect(self) -> Backend:
         """A connection to the cluster as it is now. To be closed."""
-        return backends.of(self.machines.cluster())
+        return backends.connect(self.record.stack, "")
 
     def nodes(self) -> list[Seen]:
         """What is seen of the nodes that the job may have. A scheduler chooses among all; over SSH it is the first."""
@@ -87,7 +87,7 @@ class Session:
         """After nodes were replaced: others have their names and addresses now."""
         try:
             self.head.renew()
-            cluster = self.machines.cluster()
+            cluster = load_any(self.record.stack, "")
         except Exit as error:  # an `up` that failed half-way; it is tried again
             self.decide(f"the stack's nodes are not known now: {' '.join(str(error.message).split())}")
             self.replacing.begin()
@@ -159,8 +159,7 @@ class Session:
     @property
     def is_mirrored(self) -> bool:
         """Whether a bucket has the job's checkpoints."""
-        mirror = tomllib.loads(self.text)["checkpoint"]["mirror"] if self.text else ""
-        return mirror not in NO_MIRROR
+        return bool(self.text) and setting(self.text, "checkpoint", "mirror") not in NO_MIRROR
 
     @property
     def survives_its_head(self) -> bool:

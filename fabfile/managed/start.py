@@ -15,8 +15,7 @@ from fabfile.backends.base import NO_MIRROR, Backend, JobRecord, JobState, find
 from fabfile.backends.submission import Submission
 from fabfile.managed import record as records
 from fabfile.managed.bounds import Bounds
-from fabfile.managed.follower import OWN, Follower
-from fabfile.managed.machines import OfStack
+from fabfile.managed.follower import Follower
 from fabfile.managed.manager import Manager
 from fabfile.managed.places import KEYS
 from fabfile.managed.record import Record
@@ -48,12 +47,10 @@ class Options:
     types: str
     yes: bool
     elastic: bool = False
-    on: str = ""
-    """`head`: the manager is a service there; empty: this process."""
 
     def check(self, managed: bool) -> None:
         """Exit 2 for what cannot be. Without --managed none of its own options is allowed."""
-        own = ("on", "max_usd", "max_hours", "tries", "zones", "types", "yes")
+        own = ("max_usd", "max_hours", "tries", "zones", "types", "yes")
         given = [name for name in own if getattr(self, name) not in (None, "", False)]
         if not managed and given:
             raise Exit(f"--{given[0].replace('_', '-')}: goes with --managed", code=2)
@@ -61,16 +58,9 @@ class Options:
             return
         if self.inventory:
             raise Exit("--managed: only a stack's nodes can be replaced: --stack NAME in place of --inventory", code=2)
-        if self.on not in ("", "head"):
-            raise Exit(f"--on {self.on}: must be head, or left out: then this process is the manager", code=2)
-        if self.detach and not self.on:
-            why = "with --managed this process is the manager; --on head puts it there"
-            raise Exit(f"--detach: {why} (nohup fab ... & needs no terminal either)", code=2)
-        if self.on and (self.zones or self.types):
-            raise Exit(
-                f"--{'zones' if self.zones else 'types'}: a manager on the head moves no cluster: one of the two",
-                code=2,
-            )
+        if self.detach:
+            why = "with --managed this process is the manager (nohup fab ... & needs no terminal either)"
+            raise Exit(f"--detach: {why}", code=2)
         for name in ("max_usd", "max_hours"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -119,8 +109,6 @@ def agree(chosen: Options, backend: Backend, mirror: str, nodes: int, *, is_know
     others += ", ".join(f"{KEYS[name]} {value}" for name, values in places.items() for value in values)
     bounds = "bounds that are not given again stay as they were" if is_known else chosen.bounds.shown()
     say(f"managed: nodes of {chosen.stack} that are lost are made again{others}; {bounds}")
-    if chosen.on:
-        say("managed: by a service on the head, for which this command makes machines while it follows the job")
     if hours:
         say(f"managed: each node ends {hours} h after its first boot (maxHours), the job with it: that is not undone")
     if not chosen.yes:
@@ -174,30 +162,51 @@ def check_elastic(stack: str) -> None:
         raise Exit("--elastic: with --managed only over SSH; on Kubernetes one of the two", code=2)
 
 
-def record_of(chosen: Options, backend: Backend, job: str, nodes: int) -> Record:
+def record_of(chosen: Options, backend: Backend, job: str, nodes: int, text: str) -> Record:
     """The job's record from before, or a new one; with the bounds that these options give. `nodes`: the job's full
-    size. The time between a job's end and its resumption counts neither as time nor as cost."""
+    size; `text`: the job file that the command line names, resolved, or empty. The time between a job's end and its
+    resumption counts neither as time nor as cost. Exit 2 for places to which it cannot go."""
     there, now = find(backend.jobs(), job), time.time()
     found = records.load(chosen.stack, job)
     if found is not None:
         if there is not None and there.state.is_final:
             found.pause(there.ended or now, now)
     else:
-        began = _began(there) if there else now
+        began = _began(there, now) if there else now
         attempt = max(1, there.attempt) if there else 1
-        found = Record(job, chosen.stack, nodes, began, prices=[(began, _usd(backend, nodes))], first_attempt=attempt)
+        found = Record(
+            job,
+            chosen.stack,
+            nodes,
+            began,
+            prices=[(began, _usd(backend, nodes))],
+            first_attempt=attempt,
+            counted_until=now,
+        )
     places = chosen.places()
     found.bounds = chosen.bounds_after(found.bounds)
     found.zones, found.types = list(places["zones"]), list(places["types"])
+    found.text = text or found.text
+    for name, values in places.items():
+        if values and not found.text:
+            why = f"the data of {job} go along, and no job file of this machine says what they are made from"
+            raise Exit(f"--{name}: {why}: name it: fab train JOB --resume {job} --managed --{name} ...", code=2)
     return found
 
 
-def _began(job: JobRecord) -> float:
-    """The job's start, later by its pauses; Unix time in seconds."""
-    if job.started is None:
-        return job.created
-    last = job.created - job.ended_before if job.ended_before else 0.0
-    return job.started + job.paused + max(0.0, last)
+def _began(job: JobRecord, now: float) -> float:
+    """The job's start, later by its pauses; Unix time in seconds. It is the head's word: a start after `now`, or one
+    that is no number, would lift the bounds. Exit 1 for times that cannot be."""
+    try:
+        began = job.created
+        if job.started is not None:
+            last = job.created - job.ended_before if job.ended_before else 0.0
+            began = job.started + job.paused + max(0.0, last)
+        if began >= 0:  # NaN is not
+            return min(began, now)
+    except TypeError:
+        pass
+    raise Exit(f"{job.id}: its record on the head has times that cannot be", code=1)
 
 
 def manage(
@@ -206,43 +215,17 @@ def manage(
     """Manage a job to its end; returns its record. `cursor`: where its log is shown from; None: its last lines.
     `resume`: start it again, once its nodes are well, if it is over. `chosen.elastic`: as the job is. Ctrl-C and
     SIGTERM leave the job running. Exit 1 if a bound was reached, or if somebody else manages the job."""
-
-    def session() -> Session:
-        return Session(record, facts, OfStack(chosen.stack, facts), chosen.elastic)
-
-    def follow(connect: Callable[[], Backend]) -> Follower:
-        return follower(chosen, connect, record.job, cursor)
-
-    return hold(session, record, resubmit, resume=resume, follow=follow)
-
-
-def follower(
-    chosen: Options, connect: Callable[[], Backend], job: str, cursor: int | None, leave_out: str = OWN
-) -> Follower:
-    """Shows the job's log from there; without a `cursor` its last lines first."""
-    return Follower(connect, job, cursor or 0, _TAIL if cursor is None else -1, chosen.every, leave_out)
-
-
-def hold(
-    connected: Callable[[], Session],
-    record: Record,
-    resubmit: Resubmit,
-    *,
-    resume: bool,
-    follow: Callable[[Callable[[], Backend]], Follower] | None = None,
-) -> JobRecord:
-    """Hold a job to its end, as `manage` does; `follow` shows its log meanwhile."""
     with records.held(record.stack, record.job), _interruptible():
         record.resume = record.resume or resume
         record.save()
-        session, job = connected(), None
+        session, job = Session(record, facts, chosen.elastic), None
         try:
             session.tell_head()
             session.decide(f"{record.job} is managed: {record.bounds.shown()}")
-            shown = follow(session.connect) if follow else None
+            tail = _TAIL if cursor is None else -1
+            shown = Follower(session.connect, record.job, cursor or 0, tail, chosen.every)
             job = Manager(session, resubmit).run()
-            if shown:
-                shown.wait()
+            shown.wait()
             return _ended(session, job)
         finally:
             session.close()

@@ -85,11 +85,7 @@ def deploy(
 
 
 def _one(fleet: Connections, node: Node, job: str, ranks: int, code: str) -> Deployed:
-    return install(fleet, node, package(), job, ranks, code)
-
-
-def install(fleet: Connections, node: Node, sent: Package, job: str = "", ranks: int = 1, code: str = "") -> Deployed:
-    """Put a package on a node; the rest is as in `deploy`. SshError."""
+    sent = package()
     wandb = node == fleet.cluster.head and bool(os.environ.get("WANDB_API_KEY"))  # only rank 0 needs it
     version = {"hash": sent.hash, "tree": sent.tree, "size": len(sent.wheel)}
     asked = {**version, "job": job, "ranks": ranks, "wandb": wandb, "code": code}

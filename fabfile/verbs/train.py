@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -15,15 +14,14 @@ from invoke.tasks import task
 from fabfile import backends, clusters_together, sweep
 from fabfile import resume as resuming
 from fabfile.backends.base import Backend, JobRecord, JobState, LogRequest
-from fabfile.backends.base import find as find_in
 from fabfile.backends.submission import Submission, Submitted
 from fabfile.clusters_together import Wanted
 from fabfile.command_line import AtLeast
-from fabfile.job_file import Ranks, find, known_jobs, resolve
+from fabfile.job_file import Ranks, find, known_jobs, resolve, setting
 from fabfile.log_display import show
-from fabfile.managed import on_head
 from fabfile.managed import start as managing
 from fabfile.managed.bounds import TRIES
+from fabfile.managed.record import Record
 from fabfile.output import next_command, say
 from fabfile.starting import HELP, choose, ctrl_c_says_what_runs, start
 from fabfile.verbs.jobs import seconds
@@ -50,7 +48,6 @@ LOSSES = 8
         "each": "a job for each value of keys that have several, as train.lr=1e-3,6e-4; compared at the end",
         "time-limit": "30m, 12h, 2d: stop it, with a checkpoint, before it has run for so long",
         "managed": "stay, replace nodes that are lost, and move the job back to all of its nodes",
-        "on": "with --managed: head runs the manager as a service there, so that it goes on without this machine",
         "max-usd": "with --managed: stop it, with a checkpoint, when its nodes have cost so much",
         "max-hours": "with --managed: the same when it has run for so long",
         "tries": f"with --managed: how many replacements and restarts, together; default: {TRIES}",
@@ -76,7 +73,6 @@ def train(
     with_: Sequence[str] | None = None,
     exchange: str = "",
     managed: bool = False,
-    on: str = "",
     max_usd: float | None = None,
     max_hours: float | None = None,
     tries: Annotated[int, AtLeast(1)] | None = None,
@@ -90,7 +86,7 @@ def train(
     """Train on the cluster: JOB section.key=value ..., or --resume ID; follows the job, which goes on without you."""
     manager = managing.Options(
         stack=stack, inventory=inventory, detach=detach, every=every, max_usd=max_usd, max_hours=max_hours,
-        tries=tries, zones=zones, types=types, yes=yes, elastic=elastic, on=on,
+        tries=tries, zones=zones, types=types, yes=yes, elastic=elastic,
     )  # fmt: skip
     manager.check(managed)
     _check(job, resume, managed=managed, each=each, with_=bool(with_ or exchange), elastic=elastic)
@@ -178,17 +174,15 @@ def _train_managed(
     """Start a job and manage it to its end, or take over one of before."""
     started: list[Submitted] = []
     with (
-        ctrl_c_says_what_runs(started, on_head.how_to_go_on if manager.on else managing.how_to_go_on),
+        ctrl_c_says_what_runs(started, managing.how_to_go_on),
         backends.connect(manager.stack, manager.inventory) as backend,
     ):
-        if manager.on:
-            on_head.check(manager.stack)
-        if resume and (before := find_in(backend.jobs(), resume)):
-            on_head.recall(manager, before.id)
         there = managing.known(manager, backend, resume) if not overrides else None
+        # What the command line names on this machine: a resumed job's own job.toml is its head's.
+        text = resolve(asked.job, overrides, 1).text if asked.job else ""
         if there is not None:
             started.append(Submitted(there.id))
-            end(_managed(manager, backend, there.id, None, resume=there.state.is_final))
+            end(_take_over(manager, backend, there, text))
             return
         if asked.elastic:
             managing.check_elastic(manager.stack)
@@ -198,49 +192,38 @@ def _train_managed(
             say(plan)
             return
         facts = managing.agree(manager, backend, submission.mirror, submission.nodes)
-        if manager.on:
-            on_head.prepare(manager.stack)
         start(backend, submission, started, "fab train ... --queue")
-        ended = _managed(manager, backend, started[0].id, started[0].cursor, facts)
+        record = managing.record_of(manager, backend, started[0].id, submission.nodes, text)
+        ended = _managed(manager, facts, record, started[0].cursor)
     end(ended)
 
 
-def _managed(
-    manager: managing.Options,
-    backend: Backend,
-    job: str,
-    cursor: int | None,
-    facts: Mapping[str, Any] | None = None,
-    *,
-    resume: bool = False,
-) -> JobRecord | None:
-    """Manage a job that was just started, or, without `cursor`, one of before, which is over if it is to `resume`;
-    returns its record at its end, or None if it is not followed."""
-    begun = backend.begun(job)
+def _take_over(manager: managing.Options, backend: Backend, job: JobRecord, text: str) -> JobRecord:
+    """Manage a job of before, which is resumed if it is over; returns its record at its end. `text`: as in
+    `managing.record_of`."""
+    begun = backend.begun(job.id)
     if not begun.text:
-        raise Exit(f"--managed: {job} has no job.toml: only the trainer's jobs are managed", code=2)
+        raise Exit(f"--managed: {job.id} has no job.toml: only the trainer's jobs are managed", code=2)
     manager = replace(manager, elastic=manager.elastic or begun.elastic)
     if manager.elastic:
         managing.check_elastic(manager.stack)
-    if facts is None:
-        facts = managing.agree(
-            manager, backend, tomllib.loads(begun.text)["checkpoint"]["mirror"], begun.nodes, is_known=True
-        )
-    record = managing.record_of(manager, backend, job, begun.nodes)
-    if manager.on:
-        return on_head.hand_over(manager, facts, record, cursor, resume=resume)
-
-    resubmit = resubmission(record.bounds.tries, elastic=manager.elastic)
-    return managing.manage(manager, facts, record, resubmit, cursor, resume=resume)
+    nodes = begun.nodes if begun.nodes > 0 else len(backend.nodes())  # of no node there would be no cost
+    facts = managing.agree(manager, backend, setting(begun.text, "checkpoint", "mirror"), nodes, is_known=True)
+    record = managing.record_of(manager, backend, job.id, nodes, text)
+    return _managed(manager, facts, record, None, resume=job.state.is_final)
 
 
-def resubmission(tries: int, *, elastic: bool) -> managing.Resubmit:
-    """How a manager resumes its job: with its own settings, on so many of the first nodes."""
+def _managed(
+    manager: managing.Options, facts: Mapping[str, Any], record: Record, cursor: int | None, *, resume: bool = False
+) -> JobRecord:
+    """Manage a job to its end, with its own settings: see `managing.manage`."""
 
     def resubmit(there: Backend, job: str, nodes: int) -> Submission:
-        return replace(_submission(there, job, "", (), nodes, elastic=elastic), restarts=tries, on_first=True)
+        """The job on so many of the first nodes."""
+        submission = _submission(there, job, "", (), nodes, elastic=manager.elastic)
+        return replace(submission, restarts=record.bounds.tries, on_first=True)
 
-    return resubmit
+    return managing.manage(manager, facts, record, resubmit, cursor, resume=resume)
 
 
 def _submission(
@@ -258,10 +241,8 @@ def _submission(
     return Submission(job=settings, nodes=len(chosen), begun=begun, elastic=elastic)
 
 
-def end(job: JobRecord | None) -> None:
-    """Print the next command and exit with the job's exit code; nothing for one that is not followed."""
-    if job is None:
-        return
+def end(job: JobRecord) -> None:
+    """Print the next command and exit with the job's exit code."""
     if job.state == JobState.SUCCEEDED:
         say(next_command(f"fab sample {job.id} --prompt ...   (files: fab fetch {job.id})"))
         return

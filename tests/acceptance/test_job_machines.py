@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import manager_on_head
 import pytest
 import user_programs
 from jobs_on_nodes import ENDLESS, GO_ON, GONE_SECONDS, Job, folder, parts, starting
@@ -119,13 +118,6 @@ def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
     # Two ranks sum in another order than three, and a thousand steps of fp32 make something of that.
     assert done[STEPS]["val_loss"] == pytest.approx(expected["val_loss"], rel=5e-3)
     assert not (cluster.home / ".trainyard" / cluster.stack / "managed").exists(), "nothing stays of a job that is done"
-
-
-@pytest.mark.long
-def test_a_manager_on_the_head_outlives_its_operator(cluster: Project, tmp_path: Path) -> None:
-    cluster.fab("prepare", "smoke", timeout=300)
-    job = manager_on_head.outlives_its_operator(cluster, "node2", tmp_path, PATIENT, reboots=True)
-    until(lambda: parts(cluster, job) == [], GONE_SECONDS, "nothing of it is left")
 
 
 @pytest.mark.long

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import managed_jobs
-import manager_on_head
 import pytest
 import user_programs
 from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, Start, process, processes
@@ -283,14 +282,6 @@ def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
     job.ends_as(expected, "node2")
     job.was_moved_back("node2")
     until(lambda: not parts(cluster, job.id), GONE_SECONDS, "nothing of the job is left")
-    is_idle_again(cluster)
-
-
-@pytest.mark.long
-def test_a_manager_on_the_head_outlives_its_operator(cluster: Project, tmp_path: Path) -> None:
-    cluster.fab("prepare", "smoke", managed_jobs.DATA, timeout=300)
-    job = manager_on_head.outlives_its_operator(cluster, "node2", tmp_path, managed_jobs.DATA, "train.timeout=120")
-    until(lambda: not parts(cluster, job), GONE_SECONDS, "nothing of the job is left")
     is_idle_again(cluster)
 
 

@@ -15,14 +15,13 @@ from memory_backend import MemoryBackend
 from fabfile.backends.base import JobState
 from fabfile.backends.submission import Submission
 from fabfile.job_file import resolve
-from fabfile.managed import on_head, replacement, start
+from fabfile.managed import replacement, start
 from fabfile.managed.replacement import NoRoom, NotReplaced, make_again
 from fabfile.managed.start import Options
 from fabfile.stacks import capacity, pulumi_cli, work_lost
 from infra.inventory import KubeCluster, Node, Queue, SshCluster
 
 MINE = ("train", "smoke", "--managed", "--yes")
-ON_HEAD = (*MINE, "--on", "head")
 OVER_SSH = SshCluster(name="local", nodes=(Node(name="node1", private_ip="127.0.0.1"),))
 WITH_QUEUE = replace(OVER_SSH, launcher="slurm", queue=Queue(name="gpu", nodes=2, node_prefix="gpu-dy-p3"))
 ON_KUBERNETES = KubeCluster(name="local", namespace="default", image="x", workers=3, gpus_per_worker=0)
@@ -43,7 +42,6 @@ CHOSEN = Options(
 @pytest.fixture(autouse=True)
 def free_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "checked", lambda _stack: {"cloud": "", "max_hours": 0})
-    monkeypatch.setattr(on_head, "recall", lambda _chosen, _job: None)
 
 
 @pytest.mark.parametrize(
@@ -62,11 +60,6 @@ def free_stack(monkeypatch: pytest.MonkeyPatch) -> None:
         ((*MINE, "--types", "a,a"), "--types 'a,a': names, each once, with commas between them"),
         ((*MINE, "--zones", "use1-az4"), "--zones: stack local is no cloud's: it has no zone"),
         (MINE[:-1], "there is no terminal to ask on: add --yes"),
-        (("train", "smoke", "--on", "head"), "--on: goes with --managed"),
-        ((*MINE, "--on", "node2"), "--on node2: must be head, or left out: then this process is the manager"),
-        ((*ON_HEAD, "--zones", "use1-az4"), "--zones: a manager on the head moves no cluster: one of the two"),
-        ((*ON_HEAD, "--types", "m7i.large"), "--types: a manager on the head moves no cluster: one of the two"),
-        ((*MINE, "--detach"), "--detach: with --managed this process is the manager; --on head puts it there"),
     ],
 )
 def test_what_cannot_be_is_one_line(

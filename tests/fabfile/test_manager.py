@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from invoke.exceptions import Exit
 from memory_backend import NODES, MemoryBackend
-from played_manager import CLUSTER, GONE, Played, decisions, managed
+from played_manager import GONE, Played, decisions, managed
 
 from fabfile.backends.base import JobState, Unreachable
 from fabfile.backends.submission import Submission
@@ -201,8 +201,9 @@ def test_another_machine_that_manages_the_job_is_named(played: Played) -> None:
 def test_without_room_the_cluster_goes_where_the_user_allows_and_the_job_comes_from_its_bucket(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manager = managed(played, zones=["use1-az4"], types=["m7i.4xlarge"])
-    played.backend.texts["smoke-1"] = resolve("smoke", ("checkpoint.mirror=s3://bucket/runs",), 3).text
+    text = resolve("smoke", ("checkpoint.mirror=s3://bucket/runs",), 3).text
+    manager = managed(played, zones=["use1-az4"], types=["m7i.4xlarge"], text=text)
+    played.backend.texts["smoke-1"] = text
     why = "node3: InsufficientInstanceCapacity: the cloud has no free machine of this type there now"
     played.outcomes = [NoRoom(why)] * 3
     set_keys: list[tuple[str, str]] = []
@@ -215,7 +216,7 @@ def test_without_room_the_cluster_goes_where_the_user_allows_and_the_job_comes_f
         played.troubles.clear()
 
     monkeypatch.setattr(relocation, "make", make)
-    monkeypatch.setattr(relocation, "equip", lambda *_: CLUSTER)
+    monkeypatch.setattr(relocation, "equip", lambda *_: None)
     monkeypatch.setattr(relocation, "set_key", lambda _stack, key, value: set_keys.append((key, value)))
     monkeypatch.setattr(relocation, "checked", lambda _stack: {"cloud": "aws"})
     brought: list[str] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 from memory_backend import NODES
 from played_manager import GONE, Played, decisions, managed
@@ -9,7 +11,6 @@ from played_manager import GONE, Played, decisions, managed
 from fabfile.backends.base import JobState
 from fabfile.managed import manager as managers
 from fabfile.managed import session
-from fabfile.managed.machines import Needs
 from fabfile.managed.replacement import NotReplaced
 from fabfile.managed.watch import Seen
 
@@ -88,13 +89,13 @@ def test_the_head_learns_to_know_a_node_that_somebody_else_brought_back_under_an
     monkeypatch.setattr(managers, "TO_JOIN", 0.0)
     played.unequipped = [NotReplaced("node3: cannot be joined to the others: timed out")]
 
-    def equip(needs: Needs) -> None:
-        played.equipped.append(tuple(needs.bring))
+    def equip(_stack: str, _facts: object, names: Collection[str], *_more: object) -> None:
+        played.equipped.append(tuple(names))
         if played.unequipped:
             raise played.unequipped.pop()
         monkeypatch.setattr(managers, "TO_JOIN", 3600.0)
 
-    monkeypatch.setattr(played, "equip", equip)
+    monkeypatch.setattr(managers, "equip", equip)
     monkeypatch.setattr(session.Pause, "is_over", True)
     played.script = {2: lambda: played.change(away=("node3",)), 12: played.ends}
     manager.run()

@@ -15,7 +15,6 @@ from fabfile.backends.submission import Submission
 from fabfile.job_file import resolve
 from fabfile.managed import manager as managers
 from fabfile.managed import places, replacing, session
-from fabfile.managed.machines import Needs
 from fabfile.managed.manager import Manager
 from fabfile.managed.record import Record
 from fabfile.managed.session import Session
@@ -43,8 +42,6 @@ class Played:
     """The nodes that got code and data before the job went back to them."""
     unequipped: list[Exception] = field(default_factory=list)
     """What the next calls that are to equip nodes raise."""
-    nobody_is_there: str = ""
-    """Why no machine can be made now."""
     looks: int = 0
     script: dict[int, Callable[[], None]] = field(default_factory=dict)
     """What happens at which look at the nodes."""
@@ -55,23 +52,16 @@ class Played:
         self.script.pop(self.looks, lambda: None)()
         return [self.troubles.get(name, Seen(name, "ready")) for name in NODES]
 
-    def cluster(self) -> SshCluster:
-        return CLUSTER
-
-    def has_changed(self) -> bool:
-        return False
-
-    def nobody(self) -> str:
-        return self.nobody_is_there
-
-    def equip(self, needs: Needs) -> None:
-        self.equipped.append(tuple(needs.bring))
+    def equip(self, _stack: str, _facts: object, names: Collection[str], *_more: object) -> None:
+        self.equipped.append(tuple(names))
         if self.unequipped:
             raise self.unequipped.pop(0)
 
-    def make_again(self, names: Collection[str], _gone: Collection[str], needs: Needs) -> None:
+    def equip_new(self, _stack: str, _facts: object, names: Collection[str], *_more: object) -> None:
+        self.brought.append(tuple(names))
+
+    def make_again(self, _stack: str, _facts: object, names: Collection[str], _gone: Collection[str]) -> None:
         self.made.append(tuple(names))
-        self.brought.append(tuple(needs.bring))
         if self.outcomes:
             raise self.outcomes.pop(0)
         for name in names:
@@ -110,6 +100,10 @@ def played(home: object, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
         def close(self) -> None: ...
 
     monkeypatch.setattr(session, "Look", Look)
+    monkeypatch.setattr(session, "load_any", lambda _stack, _inventory: CLUSTER)
+    monkeypatch.setattr(replacing, "make_again", made.make_again)
+    monkeypatch.setattr(replacing, "equip", made.equip_new)
+    monkeypatch.setattr(managers, "equip", made.equip)
     monkeypatch.setattr(MemoryBackend, "__exit__", lambda *_: None)
     monkeypatch.setattr(managers, "POLL", 0.0)
     monkeypatch.setattr(replacing, "_POLL", 0.0)
@@ -126,7 +120,7 @@ def managed(played: Played, *, elastic: bool = False, **more: Any) -> Manager:
     def again(there: Backend, job: str, nodes: int) -> Submission:
         return Submission(job=resolve("smoke", (), 3), nodes=nodes, begun=there.begun(job))
 
-    return Manager(Session(record, {"cloud": ""}, played, elastic), again)
+    return Manager(Session(record, {"cloud": ""}, elastic), again)
 
 
 def decisions(manager: Manager) -> list[str]:

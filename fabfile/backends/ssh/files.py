@@ -18,7 +18,7 @@ from node.workdir.changes import LEFT_OUT
 _LONGEST_LIST = 32 << 20
 _BATCH = 60_000  # most characters of names on one command line; Linux allows 128 KiB in one argument
 _QUIET = 120.0  # seconds without a byte after which a transfer is given up
-_NOT_FETCHED = ("*.tmp", ".mirror", ".manager", "heartbeat", "spec.json", "secrets.json")
+_NOT_FETCHED = ("*.tmp", ".mirror", "heartbeat", "spec.json", "secrets.json")
 """Files that are not fetched: those being written, and those that only the running job needs."""
 _WORK = "work"  # a program's working directory: only what the program has changed is fetched
 _NO_CHANGES = 99  # exit code if these cannot be listed
