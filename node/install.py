@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from fabfile.launchers import VENV
+from node import folders
 from node.job import cleanup
 
 CODE = Path.home() / ".cache" / "trainyard" / "code"
@@ -65,14 +66,16 @@ def unpack(folder: Path, wheel: bytes, program: Path) -> None:
         if not folder.is_dir():  # another install may have been faster
             temporary.rename(folder)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):  # it goes with what is old
+            folders.remove(temporary)
 
 
 def forget_old(current: Path) -> None:
     """Remove the folders of versions unused for OLD seconds, unless a job still runs from them."""
     for other in CODE.iterdir():
         if other != current and time.time() - other.stat().st_mtime > OLD and not is_in_use(other):
-            shutil.rmtree(other, ignore_errors=True)
+            with suppress(OSError):  # what stays is tried again by the next install
+                folders.remove(other)
 
 
 def is_in_use(folder: Path) -> bool:
