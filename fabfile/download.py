@@ -8,15 +8,18 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fabfile.backends.base import File, JobFiles, Refused
 from fabfile.output import Progress, gigabytes, say
 from fabfile.remote.filenames import refusal
+from node import folders
 
 MOST_FILES = 100_000
 _SMALL = 1 << 20  # bytes below which a file is fetched again even with the same size and time: cheap, and safe
 _GROWTH = 1 << 30  # bytes that logs and metrics may grow by between the list and the fetch
+_WIDEST = 100  # characters of a refused name that are shown
 _SPARE = 256 << 20  # bytes that must stay free on this disk
 
 
@@ -40,7 +43,8 @@ def download(backend: JobFiles, job: str, target: Path, only: Sequence[str] = ()
         taken = backend.fetch(job, sorted(wanted), temporary, limit, Progress(announced))
         new = _put(temporary, target, taken)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):  # the error that has ended it counts
+            folders.remove(temporary)
     for name in sorted(set(wanted) - set(taken)):
         say(f"{name}: was removed there before it could be read")
     size = sum(listed[name].size for name in listed if name not in taken) + sum(taken.values())
@@ -54,7 +58,8 @@ def checked(listed: Iterable[tuple[str, File | None]]) -> dict[str, File]:
     for name, file in listed:
         why = refusal(name)
         if why:
-            raise Refused(f"{name!r} {why}")
+            shown = repr(name) if len(name) <= _WIDEST else f"{name[:_WIDEST]!r}..."
+            raise Refused(f"{shown} {why}")
         if name in files:
             raise Refused(f"{name!r} is listed twice")
         if file:

@@ -183,7 +183,7 @@ class KubeCluster:
     """The API server's own certificate authority, PEM as base64."""
     authentication: Authentication = "kubeconfig"
     """Who you are to the API: `kubeconfig`, as your kubeconfig says; `eks`, by your AWS credentials, with a token of
-    `python -m infra.clouds.aws.eks_token`."""
+    `infra/clouds/aws/eks_token.py`."""
     kubeconfig: LocalPath = ""
     """A kubeconfig on the operator's machine, for this cluster alone; empty: yours."""
     namespace: HostName

@@ -20,7 +20,6 @@ import errno
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from fabfile.launchers import VENV
-from node import FOLDER, held_files
+from node import FOLDER, folders, held_files
 from node.job import cleanup
 
 CODE = Path.home() / ".cache" / "trainyard" / "code"
@@ -93,7 +92,8 @@ def unpack(folder: Path, wheel: bytes, program: bytes, tree: str, owner: int) ->
         held_files.compile_anew(temporary)  # once here, not by every rank at the start of a job
         _rename(temporary, folder, tree, owner)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):  # it goes with what is old
+            folders.remove(temporary)
 
 
 def _rename(temporary: Path, folder: Path, tree: str, owner: int) -> None:
@@ -116,10 +116,8 @@ def forget_old(current: Path) -> None:
     """Remove the folders of versions unused for OLD seconds, unless a job still runs from them."""
     for other in CODE.iterdir():
         if other != current and time.time() - other.lstat().st_mtime > OLD and not is_in_use(other):
-            if other.is_dir() and not other.is_symlink():
-                shutil.rmtree(other, ignore_errors=True)
-            else:
-                other.unlink(missing_ok=True)
+            with suppress(OSError):  # what stays is tried again by the next install
+                folders.remove(other)
 
 
 def is_in_use(folder: Path) -> bool:

@@ -17,7 +17,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fabfile.launchers import VENV
-from node import held_files
+from node import folders, held_files
 from node.held_environment import is_anothers, is_complete
 
 PREFIX = os.environ.get("TRAINYARD_PREFIX", "")  # for tests: what takes the place of /
@@ -84,17 +83,17 @@ def _received(stdin: IO[bytes], folder: Path, wheels: list[tuple[str, int]] | No
         yield None
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="wheels-") as name:
+    with folders.temporary("wheels-", folder) as wheels_folder:
         for file, size in wheels:
             if not _WHEEL.fullmatch(file):
                 raise RequirementsError(f"requirements: {file!r} is no wheel's name")
             left = size
-            with (Path(name) / file).open("wb") as out:
+            with (wheels_folder / file).open("wb") as out:
                 while left and (piece := stdin.read(min(left, _PIECE))):
                     left -= out.write(piece)
             if left:
                 raise RequirementsError(f"requirements: {file} was cut off {left} bytes before its end")
-        yield Path(name)
+        yield wheels_folder
 
 
 def fits(text: str, image: Path = Path(f"{PREFIX}{VENV}").parent) -> dict[str, Any]:
@@ -186,7 +185,8 @@ def _make(text: str, link: Path, on_line: Callable[[str], None], image: Path, wh
         done = True
     finally:
         if not done:
-            shutil.rmtree(new, ignore_errors=True)
+            with suppress(OSError):  # the error that has ended it counts
+                folders.remove(new)
 
 
 def _run(step: str, argv: list[str], on_line: Callable[[str], None]) -> None:
@@ -273,7 +273,7 @@ def _remove_abandoned(folder: Path, name: str) -> None:
     for path in folder.glob(f"{name}-*"):
         with suppress(OSError):
             if time.time() - path.lstat().st_mtime > _ABANDONED and not _is_in_use(path):
-                path.unlink() if path.is_symlink() else shutil.rmtree(path)
+                folders.remove(path)
 
 
 def _forget_old(folder: Path, current: str) -> None:
@@ -283,10 +283,7 @@ def _forget_old(folder: Path, current: str) -> None:
             mark = path / "made.json" if (path / "made.json").exists() else path
             if path.name == current or time.time() - mark.stat().st_mtime < OLD or _is_in_use(path):
                 continue
-            if path.is_symlink() or path.is_file():
-                path.unlink()
-            else:
-                shutil.rmtree(path)
+            folders.remove(path)
 
 
 def _is_in_use(environment: Path) -> bool:

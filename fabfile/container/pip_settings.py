@@ -16,7 +16,8 @@ def read(python: str) -> dict[str, str]:
     `pip config list` knows them all: a line is global.index-url='https://...', or :env:.index-url=... of the
     environment. A Python without a pip of its own has no settings.
     """
-    argv = [python, "-m", "pip", "--disable-pip-version-check", "config", "list"]
+    # -P, -E: a folder pip/ in the current folder is not pip, nor one in a PYTHONPATH that names the current folder.
+    argv = [python, "-P", "-E", "-m", "pip", "--disable-pip-version-check", "config", "list"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     found: dict[str, str] = {}
     for section in _SECTIONS:  # the later wins, as with pip

@@ -58,8 +58,13 @@ def environment() -> dict[str, str]:
 
 
 def module(name: str, *args: str) -> list[str]:
-    """The command line that runs a module of infra/."""
+    """The command line that runs a module of infra/, in `environment` and in ROOT."""
     return [sys.executable, "-m", f"infra.{name}", *args]
+
+
+def module_from_anywhere(name: str) -> list[str]:
+    """The command line that runs a module of infra/ of this checkout, in any environment and any folder."""
+    return [sys.executable, "-P", "-E", str(ROOT / "infra" / "run_module.py"), name]
 
 
 def plugins(cloud: str) -> dict[str, str]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import queue
-import shutil
 import subprocess
-import tempfile
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fabfile.launchers import KEEPERS, KUBERNETES, SLURM, Launch, plans
-from node import launcher
+from node import folders, launcher
 from node.job import files, job_table, pmi, program_files, usage
 from node.job.diagnosis import Diagnosis, Outcome
 from node.job.elastic import Worlds
@@ -77,10 +76,10 @@ class Attempt:
     def run(self) -> Outcome:
         """Run the attempt and end its processes on every node, also when an exception ends it."""
         try:
-            with tempfile.TemporaryDirectory(prefix="trainyard-job-") as folder:
+            with folders.temporary("trainyard-job-") as folder:
                 verdict = self._keepers() or self._bring_written()
                 if verdict is None:
-                    self._start(Path(folder))
+                    self._start(folder)
                     verdict = self._follow()
         finally:
             self._end()
@@ -95,7 +94,8 @@ class Attempt:
         except program_files.PROBLEMS as error:
             return Outcome(1, str(error))
         # Of an earlier attempt: in a shared folder a rank's heartbeat may be that of a process on another node.
-        shutil.rmtree(files.absolute(self._launch.run_dir) / "heartbeat", ignore_errors=True)
+        with suppress(OSError):
+            folders.remove(files.absolute(self._launch.run_dir) / "heartbeat")
         for node in self._launch.nodes:
             spec = keeper_spec(self._launch, node)
             self._links[node.name] = self._machines.link(spec, self._code, self._events)

@@ -18,7 +18,6 @@ import json
 import os
 import queue
 import select
-import shutil
 import signal
 import subprocess
 import threading
@@ -27,7 +26,7 @@ from contextlib import suppress
 from typing import Any
 
 from fabfile.launchers.program import Program, from_record
-from node import memory, scope
+from node import folders, memory, scope
 from node.job import cleanup, files, program_files, usage
 from node.job.own_ranks import OwnRanks
 from node.job.spec import KeeperSpec
@@ -125,7 +124,7 @@ class Keeper:
 
     def _prepare(self) -> None:
         """Make the run directory, remove an earlier attempt's records of this node's ranks, and record the job."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        folders.remove(self.folder)
         self.folder.mkdir(parents=True)
         name, text = "job.toml", self.spec.job
         if self.spec.program is not None:

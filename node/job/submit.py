@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fabfile.launchers import SYSTEM_PYTHON
+from node import folders
 from node.job import cleanup, files, job_table, log, managed, places
 from node.job.files import Record
 from node.job.rank_wrapper import READY
@@ -94,7 +94,7 @@ def _undo(run_dir: Path, before: Record) -> None:
     if before:
         files.write(run_dir / "state.json", before)
     else:
-        shutil.rmtree(run_dir)
+        folders.remove(run_dir)
 
 
 def write_secrets(job: str, secrets: dict[str, str]) -> None:

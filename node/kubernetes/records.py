@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import fcntl
 import json
-import shutil
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from node import folders
 from node.job import files
 from node.job.endings import Ending
 from node.job.files import Record
@@ -52,7 +52,7 @@ def undo(run_dir: Path) -> Record:
         return record
     before = files.read(run_dir / _BEFORE)
     if not before:
-        shutil.rmtree(run_dir)
+        folders.remove(run_dir)
         return {}
     files.write(run_dir / "state.json", before)
     (run_dir / _BEFORE).unlink()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from node import folders
 from node.job import files
 from node.workdir.manifest import LINK, PROGRAM, Entry
 from node.workdir.store import DEFAULT, Damaged, Store
@@ -32,8 +32,8 @@ def assemble(snapshot: str, into: Path, store: Path = DEFAULT) -> None:
         return
     # Named by the node: where nodes share the folder, two may make one at the same time, and the first one stays.
     temporary = into.with_name(f".{into.name}-{socket.gethostname()}")
-    shutil.rmtree(temporary, ignore_errors=True)
     try:
+        folders.remove(temporary)  # of a process that was killed
         temporary.mkdir(parents=True)
         entries = Store(store).entries(snapshot) if snapshot else ()
         stamp = time.time_ns()
@@ -49,7 +49,8 @@ def assemble(snapshot: str, into: Path, store: Path = DEFAULT) -> None:
     except OSError as error:
         raise WorkdirError(f"working directory: {into}: {error.strerror or error}") from None
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):  # the error that has ended it counts, and the next one removes it first
+            folders.remove(temporary)
 
 
 def record_of(work: Path) -> Path:

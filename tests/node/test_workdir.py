@@ -135,7 +135,7 @@ def test_what_is_new_or_changed_is_listed(store: Store, tmp_path: Path, capsys: 
     (work / "latest").symlink_to("sub")
     os.mkfifo(work / "pipe")
     assert changes.main([str(work)]) == 0
-    assert capsys.readouterr().err == "links and special files are not fetched: 'latest', 'pipe'\n"
+    assert capsys.readouterr().err == f"{changes.LEFT_OUT}: 'latest', 'pipe'\n"
     assert listed(work, capsys) == ["work/changed", "work/longer", "work/sub/new folder/n"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import yaml
 from invoke.exceptions import Exit
 
+from fabfile.stacks import pulumi_cli
 from infra.inventory import KubeCluster
 
 DEFAULT = "~/.kube/config"
@@ -76,11 +76,12 @@ def kubeconfig_of(cluster: KubeCluster) -> dict[str, Any]:
     """A kubeconfig for a cluster of EKS (JSON is YAML). It has no secret: a program makes a token whenever kubectl asks
     for one."""
     name = cluster.cluster_name
-    token = ["-m", "infra.clouds.aws.eks_token", name, cluster.region]
+    # kubectl runs it in whatever folder it is called in: nothing of that may be taken for a module of ours.
+    token = [*pulumi_cli.module_from_anywhere("clouds.aws.eks_token"), name, cluster.region]
     program = {
         "apiVersion": "client.authentication.k8s.io/v1beta1",
-        "command": sys.executable,
-        "args": token,
+        "command": token[0],
+        "args": token[1:],
         "interactiveMode": "Never",
     }
     server = {"server": cluster.endpoint, "certificate-authority-data": cluster.certificate_authority}

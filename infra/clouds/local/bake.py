@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.clouds.local import base_image, cgroup, ids, paths, rootfs, system_command
+from infra.clouds.local import base_image, cgroup, ids, paths, rootfs, system_command, trees
 from infra.clouds.local.nspawn import NspawnMachine
 from infra.errors import OperationError
 
@@ -136,8 +136,7 @@ def store(builder: NspawnMachine, image: str, record: dict[str, Any]) -> None:
     """Move what a stopped builder has written into the cache. image.json, with this record, is written last: without it
     the folder is no image."""
     target = paths.images() / image
-    if target.exists():
-        shutil.rmtree(target)  # without image.json: a bake was killed right here
+    trees.remove(target)  # there without image.json: a bake was killed right here
     target.mkdir(parents=True)
     (builder.directory / "upper").rename(target / "layer")
     os.sync()  # the cache is trusted later, so it must survive a crash of the host

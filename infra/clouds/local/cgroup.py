@@ -8,6 +8,7 @@ are counted and killed through the unified one.
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -132,8 +133,13 @@ def processes(stack: str, *machine: str) -> list[int]:
 
 
 def _below(top: Path) -> list[Path]:
-    """A group and all below it, the deepest first; empty if it does not exist. os.walk tolerates concurrent removal."""
-    return [Path(path) for path, _, _ in os.walk(top, topdown=False)]
+    """A group and those below it; empty if it does not exist. Without those whose path is longer than the system lets
+    a path be: a machine's root may nest as many groups as it likes."""
+    groups = [top] if top.is_dir() else []
+    for group in groups:  # which grows
+        with suppress(OSError):  # the group was removed meanwhile, or its path is too long
+            groups += [path for path in group.iterdir() if path.is_dir()]
+    return groups
 
 
 def is_populated(group: Path) -> bool:
@@ -156,6 +162,12 @@ def kill(group: Path, timeout: float) -> bool:
     return True
 
 
+def end(stack: str, machine: str) -> None:
+    """Kill everything in a machine's groups, and remove them. OperationError if a process does not die."""
+    kill(unified(stack, machine), timeout=10.0)
+    remove(stack, machine)
+
+
 def groups(stack: str) -> list[Path]:
     """All directories of a stack's groups, in every hierarchy."""
     return [group for tree in _trees() if (group := tree / TOP / stack).is_dir()]
@@ -164,22 +176,22 @@ def groups(stack: str) -> list[Path]:
 def remove(stack: str, *machine: str) -> None:
     """Remove the groups of a machine, or of a stack. Raises OperationError if one still has a process."""
     for tree in _trees():
-        for group in _below(tree.joinpath(TOP, stack, *machine)):
-            _rmdir(group)
+        _remove_group(tree.joinpath(TOP, stack, *machine))
         with suppress(OSError):  # other machines have groups, or another operation has removed it
             (tree / TOP / stack).rmdir()
             (tree / TOP).rmdir()
 
 
-def _rmdir(group: Path) -> None:
-    """Retry, as a group can stay busy for a moment after its last process has ended."""
+def _remove_group(group: Path) -> None:
+    """Remove a group and all below it. Retry, as one can stay busy for a moment after its last process has ended."""
+    # Not by Python: groups may be nested deeper than it recurses, and longer than a path may be.
+    command = ["find", str(group), "-depth", "-type", "d", "-delete"]
     deadline = time.monotonic() + 5.0
     while group.exists():
-        try:
-            group.rmdir()
-        except FileNotFoundError:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if not group.exists():
             return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise OperationError(f"{group}: cannot be removed: {error.strerror}") from None
-            time.sleep(0.01)
+        if time.monotonic() > deadline:
+            cause = done.stderr.strip().rpartition(": ")[2] or "it was made again"
+            raise OperationError(f"{group}: cannot be removed: {cause}")
+        time.sleep(0.01)

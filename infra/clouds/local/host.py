@@ -16,7 +16,7 @@ from infra.machine import MachineType
 
 TOOLS = {
     **{"systemd-nspawn": "systemd-container", "ip": "iproute2", "ssh-keygen": "openssh-client"},
-    **{"mount": "mount", "unshare": "util-linux"},
+    **{"mount": "mount", "unshare": "util-linux", "nsenter": "util-linux", "find": "findutils"},
 }
 """Commands that a node needs -> their packages."""
 BAKE_TOOLS = {"mmdebstrap": "mmdebstrap"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource
 
 from infra.clouds.dynamic_provider import PlainProvider
-from infra.clouds.local import ids, paths
+from infra.clouds.local import ids, paths, trees
 from infra.clouds.local.bake import Bake
 from infra.errors import OperationError, say
 from infra.state import operation
@@ -82,7 +81,7 @@ def remove(image: str) -> None:
     """Remove an image from the cache; its record goes first, so that an incomplete one is never used."""
     directory = paths.images() / image
     (directory / "image.json").unlink(missing_ok=True)
-    shutil.rmtree(directory)
+    trees.remove(directory)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from infra.clouds.local import image, paths
+from infra.clouds.local import image, paths, trees
 from infra.errors import OperationError, UsageError, prints_json
 from infra.state import operation
 
@@ -101,7 +100,7 @@ def prune() -> list[str]:
         for name in doomed:
             image.remove(name)
         for folder in (*bases, *_programs()):
-            shutil.rmtree(folder)
+            trees.remove(folder)
     return removed
 
 

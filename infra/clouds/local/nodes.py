@@ -87,8 +87,7 @@ def _adopt(node: NspawnMachine, props: dict[str, Any]) -> bool:
     """Whether the wanted node already runs. Raises OperationError if a live one differs from it."""
     if not node.is_alive():
         return False
-    path = node.directory / "spec.json"
-    known = json.loads(path.read_text()) if path.exists() else None
+    known = json.loads(node.spec.read_text()) if node.spec.exists() else None
     if known != _fixed(props):
         raise OperationError(
             f"{node.name} of stack {node.stack} runs with other settings and is not in the state; run: fab recover"
@@ -103,7 +102,7 @@ def _boot(node: NspawnMachine, props: dict[str, Any]) -> None:
         node.mount(image.layers(props["image"]))
         _personalise(node, props)
         # Written before the boot, so that a live machine always has it.
-        (node.directory / "spec.json").write_text(json.dumps(_fixed(props)))
+        node.spec.write_text(json.dumps(_fixed(props)))
         names = [f"--network-bridge={props['bridge']}", f"--hostname={node.name}"]
         options = [*names, "--resolv-conf=off", "--timezone=off", *_prepare(node, props)]
         containers = props.get("scheduler") == "kubernetes"

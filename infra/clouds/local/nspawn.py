@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.clouds.local import cgroup, ids, system_command
+from infra.clouds.local import cgroup, ids, system_command, trees
 from infra.errors import OperationError
 
 NSPAWN_RUN = Path("/run/systemd/nspawn")
@@ -69,6 +68,11 @@ class NspawnMachine:
     def console(self) -> Path:
         """The file with what it writes on its console: the last 16 MiB or so, as keep.sh cuts it."""
         return self.directory / "console.log"
+
+    @property
+    def spec(self) -> Path:
+        """The file with what it was made from."""
+        return self.directory / "spec.json"
 
     @property
     def unique_name(self) -> str:
@@ -153,6 +157,10 @@ class NspawnMachine:
         """Whether anything of it exists, running or not."""
         return self.directory.exists() or self.group.exists()
 
+    def is_complete(self) -> bool:
+        """Whether it runs, or has all that it had when it ran; otherwise its directory is what a removal has left."""
+        return self.spec.exists() or self.is_alive()
+
     def is_alive(self) -> bool:
         """Whether it runs, or is about to boot again by itself."""
         return self._has_booted() or cgroup.is_populated(self.group / KEEPER)
@@ -175,8 +183,7 @@ class NspawnMachine:
             # systemd 257 mounts something there, and leaves it if it is killed before it has cleaned up.
             while os.path.ismount(remains):
                 system_command.run(["umount", str(remains)])
-            with suppress(FileNotFoundError):
-                shutil.rmtree(remains)
+            trees.remove(remains)
         self._remove_link()
 
     def _remove_link(self) -> None:
@@ -198,15 +205,16 @@ class NspawnMachine:
             (NSPAWN_RUN / "locks" / f"inode-{status.st_dev}:{status.st_ino}").unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Stop it and remove everything but its directory, which others may be waiting to lock."""
+        """Stop it and remove everything but its directory, which others may be waiting to lock. OperationError if
+        anything else stays."""
         self.stop()
         cgroup.remove(self.stack, self.name)
         self.unmount()
-        for path in self.directory.glob("*"):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        self.spec.unlink(missing_ok=True)  # first: see is_complete
+        if self.directory.exists():
+            # In the machine's group: if this process is killed, `stop` ends the removal before a new machine is made.
+            trees.empty(self.directory, cgroup.make(self.stack, self.name))
+            cgroup.remove(self.stack, self.name)
 
     def remove(self) -> None:
         """Stop it and remove everything: processes, groups, mount, directory."""

@@ -21,6 +21,9 @@ FOLDERS = (slurm_folder, kubernetes_folder)
 """Modules of what the nodes of a stack with a scheduler share."""
 STACK_ID = "stack-id"
 """The resource that holds the stack's id (infra.state.stack_id)."""
+_REMAINS = "remains of "
+"""Begins the owner of a directory that a removal has left in part. An audit lists it and a sweep removes it, although
+the state may still have the machine or the folder that it was."""
 
 
 def find(stack: str, ids: Collection[str] | None = None) -> list[LiveResource]:
@@ -75,7 +78,17 @@ def _mounts(stack: str) -> list[LiveResource]:
 def _directories(stack: str) -> list[LiveResource]:
     found = [*paths.stack(stack).glob("nodes/*"), *paths.stack(stack).glob("build/*")]
     found += [folder.path(stack) for folder in FOLDERS if folder.path(stack).exists()]
-    return [LiveResource("directory", str(path), _owner(stack, str(path))) for path in sorted(found)]
+    return [LiveResource("directory", str(path), _owner_of_directory(stack, path)) for path in sorted(found)]
+
+
+def _owner_of_directory(stack: str, path: Path) -> str:
+    name = _owner(stack, str(path))
+    folders = {folder.NAME: folder for folder in FOLDERS}
+    if name in folders:
+        is_complete = folders[name].is_complete(stack)
+    else:
+        is_complete = NspawnMachine(stack, name, path).is_complete()
+    return name if is_complete else f"{_REMAINS}{name}"
 
 
 def _run_files(stack: str) -> list[LiveResource]:
@@ -97,17 +110,18 @@ def sweep(stack: str, known: Collection[str], ids: Collection[str] | None = None
         return []
     with operation.lock(paths.stack(stack), exclusive=True, timeout=60.0):
         swept = [live for live in find(stack) if live.owner not in known]
-        for name in sorted({live.owner for live in swept} - {NETWORK, STACK_ID, *(folder.NAME for folder in FOLDERS)}):
+        names = {live.owner.removeprefix(_REMAINS) for live in swept}
+        for name in sorted(names - {NETWORK, STACK_ID, *(folder.NAME for folder in FOLDERS)}):
             for machine in _all_of(stack, name):
                 machine.remove()
         for folder in FOLDERS:
-            if folder.NAME in {live.owner for live in swept}:
+            if folder.NAME in names:
                 folder.remove(stack)
-        if NETWORK in {live.owner for live in swept}:
+        if NETWORK in names:
             network.remove(stack)
         if not cgroup.processes(stack):
             cgroup.remove(stack)
-        if STACK_ID in {live.owner for live in swept} and (of := owner.read(stack)) is not None:
+        if STACK_ID in names and (of := owner.read(stack)) is not None:
             owner.release(stack, of.stack_id)
     paths.tidy(stack)
     return swept

@@ -9,13 +9,12 @@ from __future__ import annotations
 import fnmatch
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
-from infra.clouds.local import ids
+from infra.clouds.local import ids, trees
 from infra.errors import OperationError
 
 MOST = 16 * 1024 * 1024
@@ -70,7 +69,7 @@ def _remove(folder: int, parts: Sequence[str], where: str) -> None:
                 with _opened(folder, name, where) as below:
                     _remove(below, parts[1:], f"{where}/{name}")
         elif stat.S_ISDIR(mode):
-            shutil.rmtree(name, dir_fd=folder)
+            trees.remove_at(folder, Path(where) / name)
         else:
             os.unlink(name, dir_fd=folder)
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,19 +18,42 @@ class SystemCommandError(OperationError):
     """A system command failed."""
 
 
-def run(argv: Sequence[str], *, timeout: float = 60.0) -> str:
-    """Run `argv` to its end and return its standard output.
+_SHOWN = 300
+"""Most characters of a line of output in an error: a path in it may be hundreds of kilobytes long."""
 
-    Raises SystemCommandError if the command is missing, fails, or takes longer than `timeout` seconds.
+
+def run(
+    argv: Sequence[str],
+    *,
+    name: str = "",
+    timeout: float | None = 60.0,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> str:
+    """Run `argv` to its end and return its standard output, with U+FFFD for what is not UTF-8.
+
+    `name` is what errors name, by default all of `argv`. `cwd` and `env` take the place of this process's folder and
+    environment. Raises SystemCommandError if the command is missing, fails, or takes longer than `timeout` seconds;
+    None: it may take as long as it needs.
     """
+    name = name or " ".join(argv)
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            cwd=cwd,
+            env=env,
+        )
     except FileNotFoundError:
         raise SystemCommandError(f"{argv[0]}: command not found") from None
     except subprocess.TimeoutExpired:
-        raise SystemCommandError(f"{' '.join(argv)}: no end within {timeout:.0f} s") from None
+        raise SystemCommandError(f"{name}: no end within {timeout:.0f} s") from None
     if done.returncode != 0:
-        raise SystemCommandError(_failure(argv, done.returncode, done.stderr.strip() or done.stdout.strip()))
+        raise SystemCommandError(_failure(name, done.returncode, done.stderr.strip() or done.stdout.strip()))
     return done.stdout
 
 
@@ -63,7 +86,7 @@ def run_watched(
                 _end(process)
         if process.returncode != 0:
             output.seek(0)
-            raise SystemCommandError(_failure(argv[:1], process.returncode, output.read().strip()))
+            raise SystemCommandError(_failure(argv[0], process.returncode, output.read().strip()))
 
 
 def in_groups(argv: Sequence[str], joins: Sequence[Path]) -> list[str]:
@@ -82,6 +105,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             return
 
 
-def _failure(argv: Sequence[str], code: int, output: str) -> str:
-    lines = (output or "it printed nothing").splitlines()
-    return f"{' '.join(argv)}: exit code {code}: {' / '.join(lines[-3:])}"
+def _failure(name: str, code: int, output: str) -> str:
+    lines = [line[:_SHOWN] for line in (output or "it printed nothing").splitlines()[-3:]]
+    shown = "".join(character if character.isprintable() else "?" for character in " / ".join(lines))
+    return f"{name}: exit code {code}: {shown}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
 from infra.clouds.dynamic_provider import PlainProvider
-from infra.clouds.local import cgroup, ids, image, paths
+from infra.clouds.local import cgroup, ids, image, paths, trees
 from infra.clouds.local.kubernetes import configuration, images, pki, programs
 from infra.clouds.local.kubernetes.pki import Pair
 from infra.clouds.naming import node
@@ -57,9 +56,19 @@ def server(head: str) -> str:
 
 
 def remove(stack: str) -> None:
-    """Remove the folder with all that the jobs have left in it. A missing one is no error."""
+    """Remove the folder with all that the jobs have left in it. A missing one is no error; OperationError if anything
+    stays."""
+    cgroup.end(stack, NAME)  # a removal that a killed process has begun
     if path(stack).exists():
-        shutil.rmtree(path(stack))
+        kubeconfig(stack).unlink(missing_ok=True)  # first: see is_complete
+        trees.empty(path(stack), cgroup.make(stack, NAME))
+        cgroup.end(stack, NAME)
+        path(stack).rmdir()
+
+
+def is_complete(stack: str) -> bool:
+    """Whether the folder is there whole; without the operator's kubeconfig it is not yet made, or removed in part."""
+    return kubeconfig(stack).exists()
 
 
 def _write(props: dict[str, Any]) -> None:
@@ -137,6 +146,7 @@ class KubernetesProvider(PlainProvider):
         OperationError if the build fails."""
         paths.close()
         with operation.lock(paths.stack(props["stack"])):
+            cgroup.end(props["stack"], NAME)  # a removal that a killed process has begun
             _make(props["stack"])
             _write(props)
         return CreateResult(id_=f"{props['stack']}-{NAME}", outs=props)
@@ -149,7 +159,7 @@ class KubernetesProvider(PlainProvider):
 
     def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
         """Dropped from the state once the operator's kubeconfig is gone: the next `up` completes the folder."""
-        there = kubeconfig(props["stack"]).exists()
+        there = is_complete(props["stack"])
         return ReadResult(id_=id_ if there else "", outs=props if there else {})
 
     def update(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> UpdateResult:
@@ -177,8 +187,7 @@ def _make(stack: str) -> None:
             try:
                 programs.build(cgroup.make(stack, BUILDER), say, watch.check)
             finally:
-                cgroup.kill(cgroup.unified(stack, BUILDER), timeout=10.0)
-                cgroup.remove(stack, BUILDER)
+                cgroup.end(stack, BUILDER)
             images.make()
         path(stack).mkdir(parents=True, exist_ok=True)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
 from infra.clouds.dynamic_provider import PlainProvider
-from infra.clouds.local import ids, paths, rootfs
+from infra.clouds.local import cgroup, ids, paths, rootfs, trees
 from infra.state import operation
 
 NAME = "slurm"
@@ -39,9 +38,19 @@ def path(stack: str) -> Path:
 
 
 def remove(stack: str) -> None:
-    """Remove the folder with all that the jobs have left in it. A missing one is no error."""
+    """Remove the folder with all that the jobs have left in it. A missing one is no error; OperationError if anything
+    stays."""
+    cgroup.end(stack, NAME)  # a removal that a killed process has begun
     if path(stack).exists():
-        shutil.rmtree(path(stack))
+        (path(stack) / "etc" / CONFIGURATION).unlink(missing_ok=True)  # first: see is_complete
+        trees.empty(path(stack), cgroup.make(stack, NAME))
+        cgroup.end(stack, NAME)
+        path(stack).rmdir()
+
+
+def is_complete(stack: str) -> bool:
+    """Whether the folder is there whole; without the configuration it is not yet made, or removed in part."""
+    return (path(stack) / "etc" / CONFIGURATION).exists()
 
 
 def _write(props: dict[str, Any]) -> None:
@@ -75,6 +84,7 @@ class SlurmProvider(PlainProvider):
         """Make the folder, or complete it. A key and a queue that are there stay; the configuration is written anew."""
         paths.close()
         with operation.lock(paths.stack(props["stack"])):
+            cgroup.end(props["stack"], NAME)  # a removal that a killed process has begun
             _write(props)
         return CreateResult(id_=f"{props['stack']}-{NAME}", outs=props)
 
@@ -86,7 +96,7 @@ class SlurmProvider(PlainProvider):
 
     def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
         """Dropped from the state once slurm.conf is gone: the next `up` completes the folder."""
-        there = (path(props["stack"]) / "etc" / "slurm.conf").exists()
+        there = is_complete(props["stack"])
         return ReadResult(id_=id_ if there else "", outs=props if there else {})
 
     def update(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> UpdateResult:
