@@ -50,7 +50,7 @@ def user(python: Path) -> Iterator[dict[str, str]]:
 
 
 def fab(user: dict[str, str], python: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    argv = [*other_user.AS_NOBODY, python, "-m", "fabfile", *words]
+    argv = [*other_user.AS_NOBODY, str(python), "-m", "fabfile", *words]
     return subprocess.run(argv, cwd=other_user.ROOT, env=user, capture_output=True, text=True, timeout=120)
 
 

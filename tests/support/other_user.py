@@ -55,6 +55,6 @@ def _environment_with_own_packages(folder: Path) -> Path:
 
 def _runs_fab(program: Path) -> bool:
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    argv = [*AS_NOBODY, program, "-c", "import fabfile.verbs, infra.state.engine"]
+    argv = [*AS_NOBODY, str(program), "-c", "import fabfile.verbs, infra.state.engine"]
     done = subprocess.run(argv, env=environment, stderr=subprocess.DEVNULL, timeout=_ANSWER_S, check=False)
     return done.returncode == 0
