@@ -188,7 +188,11 @@ class Progress:
 
 @contextlib.contextmanager
 def interrupted_later() -> Iterator[None]:
-    """Delay Ctrl-C to the end of the block, which is short and must not be left half done."""
+    """Delay Ctrl-C to the end of the block, which is short and must not be left half done. Where fab was
+    started with SIGINT ignored (`nohup`, `&`), it stays ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
     pressed: list[int] = []
     before = signal.signal(signal.SIGINT, lambda signum, _frame: pressed.append(signum))
     try:

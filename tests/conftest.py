@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import hypothesis
+import keyboard_signals
 import pytest
 from sample_inputs import public_key
 
@@ -17,6 +18,9 @@ from infra.config import stack_file
 # Ranks of tests stand for machines without a GPU, and would all take this machine's first one. training/test_gpu.py
 # shows it to its own.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+# Before any test starts a process.
+keyboard_signals.restore()
 
 # No deadline for one example: a test machine may be busy, and times are measured in bench/.
 hypothesis.settings.register_profile("trainyard", deadline=None)

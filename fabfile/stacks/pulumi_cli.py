@@ -95,7 +95,11 @@ def follow(argv: Sequence[str], **more: str) -> int:
     end with the reader of its output (`fab up | head`: see `_relay`). `more` are variables of its environment."""
     # On a terminal Ctrl-C reaches the whole foreground group. Elsewhere only this process gets the signal, and must
     # pass it on. Never both: a second interrupt makes Pulumi quit at once, with work under way.
-    foreground = sys.stdin is not None and sys.stdin.isatty()
+    # `nohup`, and `&` in a script, start fab with SIGINT ignored: the command is to go on then, and
+    # SIGTERM still ends it. The handler stays, as a command that inherits SIGINT as ignored could
+    # not be interrupted at all.
+    ignores_ctrl_c = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    foreground = sys.stdin is not None and sys.stdin.isatty() and not ignores_ctrl_c
     process: subprocess.Popen[bytes] | None = None
     lock = LockText() if argv[0] == "pulumi" else None
     got: list[int] = []
@@ -106,6 +110,8 @@ def follow(argv: Sequence[str], **more: str) -> int:
                 process.send_signal(signal.SIGINT)
 
     def interrupt(signum: int, _frame: object) -> None:
+        if signum == signal.SIGINT and ignores_ctrl_c:
+            return
         got.append(signum)
         hand_on(signum)
 

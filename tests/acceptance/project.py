@@ -97,8 +97,6 @@ class Project:
                 stderr=subprocess.STDOUT,
                 text=True,
                 start_new_session=True,
-                # Tests that run in the background of a shell have it ignored, and so would their children.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
     def _argv(self, args: tuple[str, ...]) -> list[str]:

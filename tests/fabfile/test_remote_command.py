@@ -96,13 +96,7 @@ def test_nothing_runs_on_after_the_operator_is_gone(yard: sshd.Yard, tmp_path: P
     (tmp_path / "inventory.json").write_text(to_json(cluster))
     mark = f"86400.{os.getpid()}{number:d}"
     argv: list[str | Path] = [FAB, "run", f"sleep {mark} & sleep {mark}", "--inventory", tmp_path / "inventory.json"]
-    # As in a shell's foreground, whatever started the tests may ignore.
-    process = subprocess.Popen(
-        argv,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
     until(lambda: alive(mark) == 4)
     process.send_signal(number)
     _, output = process.communicate(timeout=20)
