@@ -15,7 +15,7 @@ from fabfile.workdir import requirements
 
 _CODE = ("fabfile", "infra", "node", "training", "bootstrap")
 _KINDS = (".py", ".toml", ".sh", ".env")
-_NEEDED = ("fabric", "PyYAML", "pathspec")
+_NEEDED = ("fabric", "PyYAML", "pathspec", "packaging")
 """The packages that the manager imports, beside those that they need."""
 
 

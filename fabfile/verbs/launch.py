@@ -109,7 +109,8 @@ def _submission(program: Program, folder: Path, nodes: int, *, yes: bool) -> Sub
     """A new job, with the working directory as it is now."""
     taken = snapshot.scan(folder)
     snapshot.confirm(taken, yes=yes)
-    return Submission(program=replace(program, workdir=taken.hash), snapshot=taken, nodes=nodes)
+    program = replace(program, workdir=taken.hash)
+    return Submission(program=program, own_requirements=True, snapshot=taken, nodes=nodes)
 
 
 def _resumed(backend: Backend, wanted: str, asked: Asked, count: int | None) -> Submission:
@@ -118,7 +119,8 @@ def _resumed(backend: Backend, wanted: str, asked: Asked, count: int | None) -> 
     program = user_program.resumed(begun, asked)
     there = len(backend.nodes())
     nodes = resuming.nodes(begun, there, len(choose(backend, count)) if count else 0)
-    return Submission(program=program, begun=begun, nodes=nodes)
+    own = bool(asked.requirements)
+    return Submission(program=program, own_requirements=own, begun=begun, nodes=nodes)
 
 
 def _processes(backend: Backend, submission: Submission) -> str:

@@ -114,7 +114,9 @@ class SshBackend:
             send.send(self._fleet, chosen, submission.snapshot, send.store_of(self.cluster))
         if submission.program is not None and submission.program.requirements:
             folder = requirements.folder_of(self.cluster)
-            requirements.ensure(self._fleet, chosen, submission.program.requirements, folder)
+            text = submission.program.requirements
+            own = submission.own_requirements
+            requirements.ensure(self._fleet, chosen, text, folder, from_operator=own)
 
     def submit(self, submission: Submission) -> Submitted:
         return start.create(self._head, submission, self._taken, self._choice)
