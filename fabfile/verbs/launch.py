@@ -19,6 +19,7 @@ from fabfile.command_line import ArgumentForm, AtLeast
 from fabfile.launchers.program import HEAD, NODE, Program
 from fabfile.log_display import show
 from fabfile.output import next_command, say
+from fabfile.secret_names import keep_secret_names, kept_secret_names
 from fabfile.starting import HELP, choose, ctrl_c_says_what_runs, start
 from fabfile.user_program import Asked
 from fabfile.verbs.jobs import seconds
@@ -90,6 +91,8 @@ def launch(
             return
         start(backend, submission, started, "fab launch --queue ...", _processes(backend, submission))
         job = started[0].id
+        if submission.program is not None:
+            keep_secret_names(backend.name, job, submission.program.secrets)
         if detach:
             say(next_command(f"fab logs {job} --follow   (stop: fab stop {job})"))
             return
@@ -116,7 +119,8 @@ def _submission(program: Program, folder: Path, nodes: int, *, yes: bool) -> Sub
 def _resumed(backend: Backend, wanted: str, asked: Asked, count: int | None) -> Submission:
     """A job of this cluster once more, in its directory as it was left."""
     begun = backend.begun(find_job(backend, wanted).id)
-    program = user_program.resumed(begun, asked)
+    sent = kept_secret_names(backend.name, begun.id) if begun.program else ()
+    program = user_program.resumed(begun, asked, sent)
     there = len(backend.nodes())
     nodes = resuming.nodes(begun, there, len(choose(backend, count)) if count else 0)
     own = bool(asked.requirements)

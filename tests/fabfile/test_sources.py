@@ -257,6 +257,7 @@ def test_this_machine_fetches_what_the_head_cannot(
         "not JSON",
         "[" * 100_000,
     ],
+    ids=["pair", "url", "path", "above", "other", "nested", "object", "text", "deep"],
 )
 def test_the_head_says_which_file_and_not_from_where(answer: str, head: Head, tmp_path: Path, host: Server) -> None:
     """A lying head has this machine read no file of its own, ask no address, and write nowhere."""

@@ -132,9 +132,12 @@ class SshBackend:
 
     def begun(self, job: str) -> Begun:
         own = self._head.ask("job", runs(self.cluster), job)
-        program = program_of(own["program"]) if own.get("program") else None
-        known = {"program": program, "files_on": own["files_on"], "on": tuple(own["on"]), "elastic": own["elastic"]}
-        return Begun(job, own["job"], int(own["nodes"]), **known)
+        try:
+            program = program_of(own["program"]) if own.get("program") else None
+            known = {"program": program, "files_on": own["files_on"], "on": tuple(own["on"]), "elastic": own["elastic"]}
+            return Begun(job, own["job"], int(own["nodes"]), **known)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Exit(f"{self.host}: job {job}: its record cannot be read: {error}", code=1) from None
 
     def mirrored(self, url: str) -> list[str]:
         if url in NO_MIRROR:
