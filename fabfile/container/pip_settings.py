@@ -14,9 +14,10 @@ def read(python: str) -> dict[str, str]:
     """The settings of this Python's pip, from its files and its environment.
 
     `pip config list` knows them all: a line is global.index-url='https://...', or :env:.index-url=... of the
-    environment. A Python without a pip of its own has no settings.
+    environment. A Python without a pip of its own has no settings. With `-P` no folder `pip` in the current one
+    is run.
     """
-    argv = [python, "-m", "pip", "--disable-pip-version-check", "config", "list"]
+    argv = [python, "-P", "-m", "pip", "--disable-pip-version-check", "config", "list"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     found: dict[str, str] = {}
     for section in _SECTIONS:  # the later wins, as with pip
