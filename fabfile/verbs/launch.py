@@ -89,10 +89,7 @@ def launch(
         if dry_run:
             say(plan)
             return
-        start(backend, submission, started, "fab launch --queue ...", _processes(backend, submission))
-        job = started[0].id
-        if submission.program is not None:
-            keep_secret_names(backend.name, job, submission.program.secrets)
+        job = _start(backend, submission, started)
         if detach:
             say(next_command(f"fab logs {job} --follow   (stop: fab stop {job})"))
             return
@@ -125,6 +122,15 @@ def _resumed(backend: Backend, wanted: str, asked: Asked, count: int | None) -> 
     nodes = resuming.nodes(begun, there, len(choose(backend, count)) if count else 0)
     own = bool(asked.requirements)
     return Submission(program=program, own_requirements=own, begun=begun, nodes=nodes)
+
+
+def _start(backend: Backend, submission: Submission, started: list[Submitted]) -> str:
+    """Start the job, and record on this machine which secrets went with it; returns its id."""
+    start(backend, submission, started, "fab launch --queue ...", _processes(backend, submission))
+    job = started[0].id
+    assert submission.program is not None
+    keep_secret_names(backend.name, job, submission.program.secrets)
+    return job
 
 
 def _processes(backend: Backend, submission: Submission) -> str:

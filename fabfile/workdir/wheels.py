@@ -27,6 +27,10 @@ from node.requirements import last_lines
 _SHOWN = ("Collecting", "Downloading")
 _BUILDS = re.compile(r"(^|\s)--(no-b\w*|only-b\S*[\s=]+\S*:none:)")
 """Options of a requirements file that let pip build packages."""
+_ADDRESS = re.compile(r"([\w+.-]+://[^\s?#;]*)\S*")
+"""Of a package; pip builds one that is no wheel, whatever `--only-binary` says."""
+_WHEEL = re.compile(r"https?://.*\.whl")
+_COMMENT = re.compile(r"(^|\s)#.*")
 
 
 def download_wheels(text: str, python: NodePython, folder: Path, *, from_operator: bool) -> list[Path]:
@@ -68,11 +72,17 @@ def _plain(text: str) -> str:
 
 
 def _wheels_only(text: str) -> str:
-    """Return the operator's own requirements. Exit 1 if an option there lets pip build packages."""
+    """Return the operator's own requirements. Exit 1 if an option or an address there lets pip build packages."""
     joined = text.replace("\\\n", "")
-    if found := _BUILDS.search(joined):
+    builds = [found[0].strip() for found in _BUILDS.finditer(joined)]
+    for line in joined.splitlines():
+        address = _ADDRESS.search(_COMMENT.sub("", line))
+        is_option = line.strip().startswith("-")
+        if address and not is_option and not _WHEEL.fullmatch(address[1]):
+            builds.append(address[0])
+    if builds:
         why = "nodes that reach no package index get wheels alone, and none is built here: leave it out"
-        raise Exit(f"requirements: {found[0].strip()}: {why}", code=1)
+        raise Exit(f"requirements: {builds[0]}: {why}", code=1)
     return text
 
 

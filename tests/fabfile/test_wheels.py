@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import small_wheels
+from http_server import Answer, serve
 from invoke.exceptions import Exit
 from packaging.version import Version
 
@@ -180,11 +181,23 @@ def test_pip_here_gets_nothing_else_of_a_records_requirements(line: str, tmp_pat
         "--no-bi\\\nnary=other",
         "other --no-binary=:all:",
         "--only-binary=:none:",
+        "mine @ http://127.0.0.1:1/mine-1.0.tar.gz",
+        "git+http://127.0.0.1:1/mine.git@v1#egg=mine.whl",
+        "mine @ git+http://127.0.0.1:1/mine.whl",
     ],
 )
 def test_an_operators_own_file_has_nothing_built_here_either(line: str, index: Path, tmp_path: Path) -> None:
-    with pytest.raises(Exit, match=r"^requirements: --(no|only)-b[^\n]*: nodes that reach no package index get wheels"):
+    refusal = r"^requirements: (--(no|only)-b|http:|git)[^\n]*: nodes that reach no package index get wheels"
+    with pytest.raises(Exit, match=refusal):
         names(index, tmp_path / "a", "other", line)
+
+
+def test_an_operators_own_file_may_name_the_address_of_a_wheel(index: Path, tmp_path: Path) -> None:
+    content = (index / "other-3.0-py3-none-any.whl").read_bytes()
+    (index / "other-3.0-py3-none-any.whl").unlink()
+    with serve(lambda _asked: Answer(body=content)) as server:
+        address = f"other @ {server.url}/other-3.0-py3-none-any.whl  # http://a/comment.tar.gz"
+        assert names(index, tmp_path / "a", address) == ["other-3.0"]
 
 
 def test_pip_here_imports_nothing_of_the_current_folder(
