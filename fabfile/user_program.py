@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -15,6 +16,7 @@ from fabfile.backends.submission import Begun
 from fabfile.launch_file import LaunchFile
 from fabfile.launchers.program import GRACE, PER, SLOT, Program
 from fabfile.output import say
+from fabfile.question import ask
 from fabfile.workdir import requirements
 
 OURS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -56,9 +58,10 @@ def new(asked: Asked, file: LaunchFile) -> Program:
     )
 
 
-def resumed(begun: Begun, asked: Asked) -> Program:
-    """The program of the job to go on with, with what the command line changes; prints that. Exit 2 for another kind of
-    job."""
+def resumed(begun: Begun, asked: Asked, sent: Sequence[str]) -> Program:
+    """The program of the job to go on with, with what the command line changes; prints that. `sent`: the names of the
+    secrets that this machine has sent with it before. Of those that only the head's record names it asks. Exit 2 for
+    another kind of job, and where nobody can be asked."""
     before = begun.program
     if before is None:
         raise Exit(f"{begun.id} ran the trainer: go on with it by fab train --resume {begun.id}", code=2)
@@ -69,14 +72,28 @@ def resumed(begun: Begun, asked: Asked) -> Program:
         argv=asked.command or before.argv,
         per=_per(asked.per) or before.per,
         environment=tuple({**dict(before.environment), **_environment(asked.environment)}.items()),
-        secrets=tuple(dict.fromkeys([*before.secrets, *asked.secrets])),
+        secrets=tuple(dict.fromkeys([*sent, *before.secrets, *asked.secrets])),
         grace=_first(asked.grace, before.grace),
     )
     if asked.requirements:
         after = replace(after, requirements=requirements.read(Path(asked.requirements).expanduser()))
     if after.argv != before.argv:
         say(f"{begun.id}: command: {before.shell} -> {after.shell}")
-    return _checked(after)
+    checked = _checked(after)
+    _ask_for_secrets(begun.id, [name for name in before.secrets if name not in {*sent, *asked.secrets}])
+    return checked
+
+
+def _ask_for_secrets(job: str, names: Sequence[str]) -> None:
+    """Ask whether secrets may go that only the head's record names. `--yes` is no answer: it names none. Exit 1 for no,
+    2 if nobody can be asked."""
+    if not names:
+        return
+    what = f"{job}: its record on the head names secrets that this machine has not sent with it: {', '.join(names)}"
+    if sys.stdin is None or not sys.stdin.isatty():
+        options = " ".join(f"--secret {name}" for name in names)
+        raise Exit(f"{what}; there is no terminal to ask on: if they may go there, add {options}", code=2)
+    ask(f"{what}\nsend their values there?")
 
 
 def name_of(argv: Sequence[str]) -> str:

@@ -76,7 +76,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("lightkube", "httpx2", "httpcore2", "wsproto"),  # imported when they are needed, and refused in one line
     ),
     "fabfile.top": ("fabfile", "infra.inventory", "invoke", "node", "paramiko", "rich"),
-    "fabfile.workdir": ("fabfile", "invoke", "infra.inventory", "node", "pathspec"),
+    "fabfile.workdir": ("fabfile", "invoke", "infra.inventory", "node", "packaging", "pathspec"),
     "fabfile.launchers": ("fabfile.launchers", "infra.inventory"),
     "fabfile.report": ("fabfile", "invoke", "infra.inventory", "node", "jinja2"),
     # The program that runs on nodes, see fabfile/remote/node_program.py.

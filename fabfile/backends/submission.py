@@ -32,6 +32,7 @@ class Submission:
     program: Program | None = None
     nodes: int  # how many, the first of `Backend.nodes()` that are free
     on_first: bool = False  # on the first ones, free or not: a manager replaces these
+    own_requirements: bool = False  # the program's are from a file of the operator's, not from a job's record
     snapshot: Snapshot | None = None  # a program's working directory; None: it is on the nodes already
     launcher: str = ""  # as `--launcher` says; empty: the cluster's own
     begun: Begun | None = None  # the job to go on with; None: a new one

@@ -71,9 +71,16 @@ def from_record(record: Mapping[str, Any]) -> Program:
     known = {field.name: record[field.name] for field in fields(Program) if field.name in record}
     try:
         known["environment"] = tuple((str(name), str(value)) for name, value in known.get("environment", ()))
-        return Program(**{**known, "argv": tuple(known["argv"]), "secrets": tuple(known.get("secrets", ()))})
-    except (KeyError, TypeError) as error:
+        program = Program(**{**known, "argv": tuple(known["argv"]), "secrets": tuple(known.get("secrets", ()))})
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"not a program's record: {error}") from None
+
+    texts = (*program.argv, *program.secrets, program.name, program.workdir, program.requirements)
+    if not program.argv or not all(isinstance(text, str) for text in texts):
+        raise ValueError("not a program's record: a text of it is none")
+    if program.per not in PER or not isinstance(program.grace, int | float):
+        raise ValueError(f"not a program's record: per is {program.per!r}, grace is {program.grace!r}")
+    return program
 
 
 def placed(nodes: Sequence[Node], per: str) -> tuple[Node, ...]:

@@ -19,6 +19,8 @@ from infra.inventory_types import ClusterName, TextForm
 _FILES = ("known_hosts", "ssh_config", "kubeconfig")
 MANAGED = "managed"
 """The folder beside them with the records of managed jobs."""
+LAUNCHED = "launched"
+"""The folder beside them with the names of the secrets of launched jobs."""
 
 
 class SshError(Exception):
@@ -84,7 +86,8 @@ def forget(name: str) -> None:
     folder = directory(name)
     for file in _FILES:
         (folder / file).unlink(missing_ok=True)
-    shutil.rmtree(folder / MANAGED, ignore_errors=True)
+    for records in (MANAGED, LAUNCHED):
+        shutil.rmtree(folder / records, ignore_errors=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 

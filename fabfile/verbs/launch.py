@@ -19,6 +19,7 @@ from fabfile.command_line import ArgumentForm, AtLeast
 from fabfile.launchers.program import HEAD, NODE, Program
 from fabfile.log_display import show
 from fabfile.output import next_command, say
+from fabfile.secret_names import keep_secret_names, kept_secret_names
 from fabfile.starting import HELP, choose, ctrl_c_says_what_runs, start
 from fabfile.user_program import Asked
 from fabfile.verbs.jobs import seconds
@@ -88,8 +89,7 @@ def launch(
         if dry_run:
             say(plan)
             return
-        start(backend, submission, started, "fab launch --queue ...", _processes(backend, submission))
-        job = started[0].id
+        job = _start(backend, submission, started)
         if detach:
             say(next_command(f"fab logs {job} --follow   (stop: fab stop {job})"))
             return
@@ -109,16 +109,28 @@ def _submission(program: Program, folder: Path, nodes: int, *, yes: bool) -> Sub
     """A new job, with the working directory as it is now."""
     taken = snapshot.scan(folder)
     snapshot.confirm(taken, yes=yes)
-    return Submission(program=replace(program, workdir=taken.hash), snapshot=taken, nodes=nodes)
+    program = replace(program, workdir=taken.hash)
+    return Submission(program=program, own_requirements=True, snapshot=taken, nodes=nodes)
 
 
 def _resumed(backend: Backend, wanted: str, asked: Asked, count: int | None) -> Submission:
     """A job of this cluster once more, in its directory as it was left."""
     begun = backend.begun(find_job(backend, wanted).id)
-    program = user_program.resumed(begun, asked)
+    sent = kept_secret_names(backend.name, begun.id) if begun.program else ()
+    program = user_program.resumed(begun, asked, sent)
     there = len(backend.nodes())
     nodes = resuming.nodes(begun, there, len(choose(backend, count)) if count else 0)
-    return Submission(program=program, begun=begun, nodes=nodes)
+    own = bool(asked.requirements)
+    return Submission(program=program, own_requirements=own, begun=begun, nodes=nodes)
+
+
+def _start(backend: Backend, submission: Submission, started: list[Submitted]) -> str:
+    """Start the job, and record on this machine which secrets went with it; returns its id."""
+    start(backend, submission, started, "fab launch --queue ...", _processes(backend, submission))
+    job = started[0].id
+    assert submission.program is not None
+    keep_secret_names(backend.name, job, submission.program.secrets)
+    return job
 
 
 def _processes(backend: Backend, submission: Submission) -> str:

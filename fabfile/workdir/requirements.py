@@ -17,7 +17,8 @@ from fabfile.remote import node_program
 from fabfile.remote.command import TIMED_OUT, follow
 from fabfile.remote.fleet import Connections, results_of
 from fabfile.remote.known_hosts import SshError
-from fabfile.workdir.wheels import Fits, downloaded
+from fabfile.workdir.node_python import NodePython, read_node_python
+from fabfile.workdir.wheels import download_wheels
 from infra.inventory import Node, SshCluster
 
 _LONGEST = 1 << 20  # bytes of a file of requirements
@@ -74,20 +75,30 @@ def folder_of(cluster: SshCluster) -> str:
     return f"{cluster.shared_dir.rstrip('/')}/.trainyard/envs" if cluster.shared_dir else ""
 
 
-def ensure(fleet: Connections, nodes: Sequence[Node], text: str, folder: str = "") -> dict[str, str]:
+def ensure(
+    fleet: Connections, nodes: Sequence[Node], text: str, folder: str = "", *, from_operator: bool = False
+) -> dict[str, str]:
     """Have the environment for these requirements made on these nodes, unless it is there; returns, by node, the folder
     with its `python`. `folder`: see `folder_of`; where it is shared, one node is enough. For nodes that reach no index,
-    as those of `local`, this machine downloads the packages. The first node's pip is shown. Exit 1 names the nodes
-    where it failed, with pip's last lines."""
+    as those of `local`, this machine downloads the packages: of a text that is not `from_operator`, a file that the
+    operator named, only plain requirements. The first node's pip is shown. Exit 1 names the nodes where it failed, with
+    pip's last lines."""
     asked = {"text": text, "folder": folder}
     answers, wrong = results_of(lambda node: _ask(fleet, node, asked, None, shown=node == nodes[0]), nodes)
-    cut_off: dict[str, list[Node]] = {}
+    cut_off: dict[NodePython, list[Node]] = {}
     for node in nodes:
-        if fits := answers.get(node.name, {}).get("fits"):
-            cut_off.setdefault(json.dumps(fits), []).append(node)
-    for fits, alike in cut_off.items():
-        again, more = _bring(fleet, alike, asked, Fits(**json.loads(fits)))
-        answers, wrong = {**answers, **again}, {**wrong, **more}
+        answer = answers.get(node.name, {})
+        if "fits" not in answer:
+            continue
+        try:
+            cut_off.setdefault(read_node_python(answer["fits"]), []).append(node)
+        except ValueError as error:
+            del answers[node.name]
+            wrong[node.name] = f"{node.name}: requirements: what it says of its Python cannot be used: {error}"
+    for python, alike in cut_off.items():
+        again, more = _bring(fleet, alike, asked, python, from_operator=from_operator)
+        answers = {**answers, **again}
+        wrong = {**wrong, **more}
     wrong |= {name: f"{name}: {answer['problem']}" for name, answer in answers.items() if "problem" in answer}
     if wrong:
         raise Exit("\n".join(wrong[node.name] for node in nodes if node.name in wrong), code=1)
@@ -95,14 +106,14 @@ def ensure(fleet: Connections, nodes: Sequence[Node], text: str, folder: str = "
 
 
 def _bring(
-    fleet: Connections, nodes: Sequence[Node], asked: dict[str, str], fits: Fits
+    fleet: Connections, nodes: Sequence[Node], asked: dict[str, str], python: NodePython, *, from_operator: bool
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Download the packages for nodes that are alike, and have the environment made of them: the nodes' answers, and
     why others have none."""
     names = ", ".join(node.name for node in nodes)
     say(f"{names}: no package index is reached from there: this machine downloads the packages")
     with tempfile.TemporaryDirectory(prefix="trainyard-") as there:
-        found = downloaded(asked["text"], fits, Path(there))
+        found = download_wheels(asked["text"], python, Path(there), from_operator=from_operator)
         size = sum(wheel.stat().st_size for wheel in found)
         say(f"{plural(len(found), 'package')}, {size / 1e6:.1f} MB, for {names}")
         return results_of(lambda node: _ask(fleet, node, asked, found, shown=node == nodes[0]), nodes)
@@ -137,9 +148,9 @@ def _ask(
         connection.close()  # which ends pip there
     try:
         answer: dict[str, Any] = json.loads(result.stdout.strip().splitlines()[-1])
-        if not {"bin", "problem"} & answer.keys():
+        if not isinstance(answer, dict) or not {"bin", "problem"} & answer.keys():
             raise ValueError
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, RecursionError):
         raise SshError(result.reason or f"{node.name}: requirements: {result.why}") from None
     return answer
 

@@ -302,3 +302,12 @@ def test_pips_settings(
     assert first == found
     (tmp_path / "pip.conf").write_text(pip_settings.text(first))
     assert {key: value for key, value in read().items() if key in first} == found, "as pip reads it again"
+
+
+def test_pips_settings_are_not_those_of_a_folder_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pip").mkdir()
+    for name in ("__init__.py", "__main__.py"):
+        (tmp_path / "pip" / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    pip_settings.read(sys.executable)
+    assert not (tmp_path / "ran").exists()

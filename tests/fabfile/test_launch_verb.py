@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import json
+import sys
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from fab_command import fab
+from invoke.exceptions import Exit
 from memory_backend import MemoryBackend
 
 from fabfile.backends.base import JobState
+from fabfile.remote import known_hosts
+from fabfile.secret_names import keep_secret_names, kept_secret_names
 from fabfile.user_program import name_of
 
 
@@ -103,6 +111,108 @@ def test_a_job_goes_on_with_what_it_was_started_with(
     for name in ("workdir", "file"):
         assert fab("launch", "--resume", "latest", f"--{name}", "x") == 2
         assert f"--{name} x: a job that is resumed goes on in its directory" in capsys.readouterr().err
+
+
+@pytest.fixture
+def canary(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a variable of the operator's that no job is to have."""
+    monkeypatch.setenv("KEY", "k")
+    monkeypatch.setenv("MORE", "m")
+    monkeypatch.setenv("CLOUD_SECRET_KEY", "the operator's")
+    return "CLOUD_SECRET_KEY"
+
+
+def sent(backend: MemoryBackend) -> list[str]:
+    """The names of the secrets that went with the job last."""
+    return list(backend.programs["train-1"].secrets)
+
+
+def lie(backend: MemoryBackend, *names: str) -> None:
+    """Let the head's record of the job name these secrets."""
+    backend.programs["train-1"] = replace(backend.programs["train-1"], secrets=names)
+
+
+def test_a_heads_record_names_no_secret_of_the_operators(
+    backend: MemoryBackend, home: Path, canary: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--yes` is no answer, as it names none; nor is a dry run, which says what would be sent."""
+    assert fab("launch", "--secret", "KEY", "--", "python", "train.py") == 0
+    record = home / ".trainyard/memory/launched/train-1.json"
+    assert json.loads(record.read_text()) == {"secrets": ["KEY"]} and record.stat().st_mode & 0o777 == 0o600
+    lie(backend, "KEY", canary)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    capsys.readouterr()
+    for more in ([], ["--yes"], ["--dry-run"], ["--secret", "MORE"]):
+        assert fab("launch", "--resume", "train-1", *more) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(
+            "train-1: its record on the head names secrets that this machine has not sent with it: "
+        )
+        assert error.endswith(
+            f"{canary}; there is no terminal to ask on: if they may go there, add --secret {canary}\n"
+        )
+        assert error.count("\n") == 1
+    assert len(backend.asked) == 1, "nothing was submitted"
+
+    lie(backend)
+    assert fab("launch", "--resume", "train-1", "--secret", "MORE") == 0
+    assert sent(backend) == ["KEY", "MORE"], "what went before goes, whatever the head says"
+    lie(backend, canary)
+    assert fab("launch", "--resume", "train-1", "--secret", canary) == 0
+    assert sent(backend) == ["KEY", "MORE", canary], "the operator has named it"
+    assert fab("launch", "--resume", "train-1") == 0
+    known_hosts.forget("memory")
+    assert not record.exists()
+
+
+def test_of_more_secrets_a_terminal_is_asked_once(
+    backend: MemoryBackend, home: Path, canary: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a job that another machine has launched."""
+    assert fab("launch", "python", "train.py") == 0
+    assert not (home / ".trainyard/memory/launched").exists()
+    lie(backend, "KEY", canary)
+    questions = []
+
+    def answer(question: str) -> str:
+        questions.append(question)
+        return "y" if len(questions) > 1 else ""
+
+    monkeypatch.setattr(sys, "stdin", Mock(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", answer)
+    assert fab("launch", "--resume", "train-1", "--yes") == 1 and len(backend.asked) == 1
+    assert f": KEY, {canary}\nsend their values there? [y/N]" in questions[0]
+    assert fab("launch", "--resume", "train-1") == 0 and len(questions) == 2
+    assert sent(backend) == ["KEY", canary]
+    assert fab("launch", "--resume", "train-1") == 0 and len(questions) == 2, "they have gone there now"
+
+
+def test_a_record_of_secrets_is_damaged(
+    backend: MemoryBackend, home: Path, canary: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fab("launch", "--secret", "KEY", "--", "python", "train.py") == 0
+    path = home / ".trainyard/memory/launched/train-1.json"
+    for text in ("{", "[]", "{}", '{"secrets": "KEY"}', '{"secrets": [1]}'):
+        path.write_text(text)
+        capsys.readouterr()
+        assert fab("launch", "--resume", "train-1") == 2
+        assert capsys.readouterr().err.startswith(f"{path}: not a record of secrets (")
+
+
+@pytest.mark.parametrize("job", ["../../.ssh/authorized_keys-1", "/etc/x-1", "train-1/../../x", "train", "", "a\n-1"])
+def test_no_secrets_are_recorded_for_what_is_no_id(job: str, home: Path) -> None:
+    for act in (lambda: keep_secret_names("memory", job, ["KEY"]), lambda: kept_secret_names("memory", job)):
+        with pytest.raises(Exit, match="is not the id of a launched job"):
+            act()
+    assert not (home / ".trainyard").exists()
+
+
+def test_only_the_operators_file_of_requirements_goes_to_pip_here_as_it_is(backend: MemoryBackend, work: Path) -> None:
+    (work / "more.txt").write_text("--index-url https://example.org/simple\nnumpy\n")
+    assert fab("launch", "--requirements", "more.txt", "--", "python", "train.py") == 0
+    assert fab("launch", "--resume", "train-1") == 0
+    assert fab("launch", "--resume", "train-1", "--requirements", "more.txt") == 0
+    assert [each.own_requirements for each in backend.asked] == [True, False, True]
 
 
 def test_each_verb_names_the_one_that_is_for_the_other_kind_of_job(

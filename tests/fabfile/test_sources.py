@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,15 +15,20 @@ from typing import Any
 import c4_form
 import pytest
 import sshd
+from http_server import Answer, Server, serve
 from invoke.context import Context
 from invoke.exceptions import Exit
+from kube_api import certificate
 
 from fabfile.remote.fleet import Fleet
-from fabfile.token_sets import encodings, sources, token_set
+from fabfile.stacks.pulumi_cli import ROOT
+from fabfile.token_sets import encodings, published, sources, token_set
+from fabfile.token_sets.published import PublishedFile
 from fabfile.verbs.data import prepare
 from infra.inventory import SshCluster, to_json
 from training.data import token_set as tokens
 from training.data import vocabulary
+from training.data.vocabulary import VocabularyError
 
 
 class Head:
@@ -183,51 +191,139 @@ def test_the_options_that_prepare_suggests_are_there(head: Head, capsys: pytest.
     assert tokens.open(head.home / "other", verify=True).manifest["source"]["skipped"] == 1
 
 
+RANKS = b"IQ== 0\n"
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """The host of the published files, which has RANKS at the address of o200k_base."""
+    pem, key = certificate()
+    (tmp_path / "ca.pem").write_bytes(pem)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    contents = {
+        "/encodings/o200k_base.tiktoken": Answer(body=RANKS),
+        "/moved": Answer(302, headers={"Location": "/encodings/o200k_base.tiktoken"}),
+        "/canary": Answer(302, headers={"Location": f"file://{tmp_path}/canary"}),
+    }
+    with serve(lambda asked: contents.get(asked.path, Answer(404)), identity=pem + key) as server:
+        monkeypatch.setattr(published, "HOST", server.url.removeprefix("https://"))
+        file = PublishedFile("encodings/o200k_base.tiktoken", hashlib.sha256(RANKS).hexdigest())
+        monkeypatch.setitem(published.FILES, "o200k_base", (file,))
+        yield server
+
+
+def cached(home: Path, path: str) -> Path:
+    """Where tiktoken on the head has a published file."""
+    url = f"https://{vocabulary.HOST}/{path}"
+    return home / ".cache/tiktoken" / hashlib.sha1(url.encode()).hexdigest()
+
+
+def lacks(tmp_path: Path, answer: str) -> None:
+    """Let the head answer so when it is asked what it lacks; its other programs are real."""
+    real = tmp_path / "bin/real"
+    if not real.exists():
+        shutil.copy(tmp_path / "bin/python", real)
+    lie = f"*' missing '*) printf '%s\\n' {shlex.quote(answer)};;"
+    (tmp_path / "bin/python").write_text(f'#!/bin/sh\ncase "$*" in {lie} *) exec {real} "$@";; esac\n')
+
+
 def test_this_machine_fetches_what_the_head_cannot(
-    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    head: Head, tmp_path: Path, host: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url = f"https://{vocabulary.HOST}/encodings/o200k_base.tiktoken"
-    kept = head.home / ".cache/tiktoken" / hashlib.sha1(url.encode()).hexdigest()
-    lacking = json.dumps([[url, str(kept)]])
-    program = tmp_path / "bin/python"
-    monkeypatch.setattr(encodings, "fetch", lambda url, head, name: b"IQ== 0\n")
-    program.write_text(f"#!/bin/sh\necho '{lacking}'\n")
+    kept = cached(head.home, "encodings/o200k_base.tiktoken")
     with Fleet(head.cluster) as fleet:
-        encodings.bring(fleet, "code", "o200k_base")
-    assert kept.read_bytes() == b"IQ== 0\n" and [file.name for file in kept.parent.iterdir()] == [kept.name]
-    assert f"node1 cannot reach {url}: fetched here" in capsys.readouterr().out
-    program.write_text("#!/bin/sh\necho '[]'\n")
-    with Fleet(head.cluster) as fleet:
-        encodings.bring(fleet, "code", "o200k_base")
-    assert capsys.readouterr().out == ""
+        code = shlex.quote(str(ROOT))
+        lacks(tmp_path, '["o200k_base.tiktoken"]')
+        encodings.bring(fleet, code, "o200k_base")
+        assert kept.read_bytes() == RANKS and [file.name for file in kept.parent.iterdir()] == [kept.name]
+        assert f"node1 cannot reach {host.url}/encodings/o200k_base.tiktoken: fetched here" in capsys.readouterr().out
+        lacks(tmp_path, "[]")
+        encodings.bring(fleet, code, "o200k_base")
+        encodings.bring(fleet, code, "an encoding that nobody has published")
+    assert capsys.readouterr().out == "" and len(host.asked) == 1
 
 
-def test_where_nobody_can_fetch_it_the_ways_out_are_said() -> None:
-    with pytest.raises(Exit, match=r"neither node1 nor this machine can fetch http.*\n.*--ranks FILE") as caught:
-        encodings.fetch("http://127.0.0.1:9/vocab.bpe", "node1", "gpt2")
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '[["file://CANARY", "KEPT"]]',
+        '["file://CANARY"]',
+        '["CANARY"]',
+        '["../../o200k_base.tiktoken"]',
+        '["vocab.bpe"]',
+        '[["o200k_base.tiktoken", "/etc/cron.d/x"]]',
+        '{"o200k_base.tiktoken": "CANARY"}',
+        "not JSON",
+        "[" * 100_000,
+    ],
+    ids=["pair", "url", "path", "above", "other", "nested", "object", "text", "deep"],
+)
+def test_the_head_says_which_file_and_not_from_where(answer: str, head: Head, tmp_path: Path, host: Server) -> None:
+    """A lying head has this machine read no file of its own, ask no address, and write nowhere."""
+    (tmp_path / "canary").write_text("the operator's key")
+    kept = tmp_path / "kept"
+    lacks(tmp_path, answer.replace("CANARY", str(tmp_path / "canary")).replace("KEPT", str(kept)))
+    line = r"^node1: encoding o200k_base: its answer names other files than o200k_base\.tiktoken: [^\n]+$"
+    with Fleet(head.cluster) as fleet, pytest.raises(Exit, match=line) as refused:
+        encodings.bring(fleet, shlex.quote(str(ROOT)), "o200k_base")
+    assert refused.value.code == 1 and host.asked == []
+    assert not kept.exists() and not list(head.home.rglob("*"))
+
+
+def test_only_what_was_published_is_sent(tmp_path: Path, host: Server) -> None:
+    (tmp_path / "canary").write_text("the operator's key")
+    digest = hashlib.sha256(RANKS).hexdigest()
+    other = PublishedFile("encodings/o200k_base.tiktoken", "0" * 64)
+    with pytest.raises(Exit, match=f"its SHA-256 is {digest}, and {'0' * 64} was published: not sent to node1"):
+        encodings.fetch(other, "node1", "o200k_base")
+    for path in ("moved", "canary"):
+        with pytest.raises(
+            Exit, match=r"neither node1 nor this machine can fetch https://[^\n]+ \(Found( - [^\n]+ is not allowed)?\)"
+        ):
+            encodings.fetch(PublishedFile(path, digest), "node1", "o200k_base")
+    assert [asked.path for asked in host.asked][1:] == ["/moved", "/canary"], "a redirection is not followed"
+
+
+def test_where_nobody_can_fetch_it_the_ways_out_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "HOST", "127.0.0.1:9")
+    with pytest.raises(Exit, match=r"neither node1 nor this machine can fetch https.*\n.*--ranks FILE") as caught:
+        encodings.fetch(published.FILES["gpt2"][0], "node1", "gpt2")
     assert caught.value.code == 1
 
 
-def test_what_is_missing_of_a_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_of_a_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(vocabulary, "is_reachable", lambda: False)
-    ((first, file), (second, _)) = vocabulary.missing("gpt2")
-    assert first.endswith("vocab.bpe") and second.endswith("encoder.json")
-    Path(file).write_text("there")
-    assert [url for url, _ in vocabulary.missing("gpt2")] == [second]
+    assert vocabulary.missing("gpt2") == ["vocab.bpe", "encoder.json"]
+    digest = hashlib.sha256(b"there").hexdigest()
+    vocabulary.keep("gpt2", "vocab.bpe", digest, io.BytesIO(b"there"))
+    for file, content, why in (("encoder.json", b"the", "another checksum"), ("../encoder.json", b"there", "no file")):
+        with pytest.raises(VocabularyError, match=why):
+            vocabulary.keep("gpt2", file, digest, io.BytesIO(content))
+    assert len(list(tmp_path.iterdir())) == 1, "what was cut off has no name in the cache"
+    assert vocabulary.main(["missing", "gpt2"]) == 0 and capsys.readouterr().out == '["encoder.json"]\n'
+    assert vocabulary.main(["keep", "gpt2"]) == 2
     assert vocabulary.missing("unknown") == []
     monkeypatch.setattr(vocabulary, "is_reachable", lambda: True)
     assert vocabulary.missing("gpt2") == []
 
 
-def test_the_addresses_are_tiktokens_own() -> None:
+def test_the_addresses_and_checksums_are_tiktokens_own() -> None:
     import inspect
 
     from tiktoken_ext import openai_public
 
-    for name, paths in vocabulary.FILES.items():
+    paths = {name: tuple(file.path for file in files) for name, files in published.FILES.items()}
+    assert paths == vocabulary.FILES and published.HOST == vocabulary.HOST
+    for name, files in published.FILES.items():
         source = inspect.getsource(getattr(openai_public, name))
-        assert all(f"https://{vocabulary.HOST}/{path}" in source for path in paths), name
+        for file in files:
+            key = {"gpt2": f"{file.name.replace('.', '_')}_"}.get(name, "expected_")
+            assert file.url.startswith("https://") and f'"{file.url}"' in source
+            assert f'{key}hash="{file.sha256}"' in source
 
 
 @pytest.mark.parametrize("is_known", [False, True])

@@ -62,8 +62,8 @@ def _tls(identity: bytes) -> ssl.SSLContext:
 
 
 @contextmanager
-def serve(answer: Callable[[Asked], Answer]) -> Iterator[Server]:
-    """A server that answers as it is told here."""
+def serve(answer: Callable[[Asked], Answer], *, identity: bytes = b"") -> Iterator[Server]:
+    """A server that answers as it is told here; `identity` as in `listening`."""
     server = Server("")
 
     class Handler(BaseHTTPRequestHandler):
@@ -94,5 +94,5 @@ def serve(answer: Callable[[Asked], Answer]) -> Iterator[Server]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with listening(Handler) as server.url:
+    with listening(Handler, identity=identity) as server.url:
         yield server

@@ -4,7 +4,10 @@ A rank file has a line for each token: its bytes in base64 and its number. It co
 text into words nor the separator between documents. Published files are recognised by their checksum; any other gets
 GPT-2's pattern unless one is given, and the number after its last token as separator.
 
-    python -m training.data.vocabulary missing NAME      JSON: [URL, FILE] of files that are absent and not reachable
+    python -m training.data.vocabulary missing NAME
+        prints, as JSON, the names of the files that are absent and cannot be fetched
+    python -m training.data.vocabulary keep NAME FILE SHA256
+        takes one of them from stdin
 """
 
 from __future__ import annotations
@@ -15,10 +18,10 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, ClassVar, Protocol
 
 import numpy.typing as npt
 import tiktoken
@@ -30,7 +33,7 @@ HOST = "openaipublic.blob.core.windows.net"
 FILES = {
     "gpt2": ("gpt-2/encodings/main/vocab.bpe", "gpt-2/encodings/main/encoder.json"),
     **{name: (f"encodings/{name}.tiktoken",) for name in NAMES[1:]},
-}  # paths on HOST, from tiktoken_ext.openai_public
+}  # paths on HOST, from tiktoken_ext.openai_public; fabfile/token_sets/published.py has them with their checksums
 REACH_TIMEOUT = 10.0  # seconds that HOST has to answer
 BYTES = 256
 SMALLEST = BYTES + 2  # every byte, one token more, the separator
@@ -139,13 +142,36 @@ def cache_folder() -> Path:
     return Path(own or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiktoken")
 
 
-def missing(name: str) -> list[tuple[str, str]]:
-    """(URL, file) of an encoding's files that are not on this machine and cannot be fetched; empty if it is unknown."""
-    urls = [f"https://{HOST}/{path}" for path in FILES.get(name, ())]
-    # the names that tiktoken.load gives them
-    files = {url: cache_folder() / hashlib.sha1(url.encode()).hexdigest() for url in urls}
-    absent = [(url, str(file)) for url, file in files.items() if not file.exists()]
+def cached_files(name: str) -> dict[str, Path]:
+    """An encoding's published files and where tiktoken's cache has them; empty if the encoding is unknown."""
+    files = {}
+    for path in FILES.get(name, ()):
+        url = f"https://{HOST}/{path}"
+        key = hashlib.sha1(url.encode()).hexdigest()  # as tiktoken.load names it
+        files[PurePosixPath(path).name] = cache_folder() / key
+    return files
+
+
+def missing(name: str) -> list[str]:
+    """An encoding's files that are not on this machine and cannot be fetched; empty if the encoding is unknown."""
+    absent = [file for file, path in cached_files(name).items() if not path.exists()]
     return absent if absent and not is_reachable() else []
+
+
+def keep(name: str, file: str, sha256: str, source: IO[bytes]) -> None:
+    """Write one of an encoding's files into the cache, from `source`. VocabularyError for content with another
+    checksum, as after a broken connection, and for a file that the encoding does not have."""
+    path = cached_files(name).get(file)
+    if path is None:
+        raise VocabularyError(f"encoding {name}: has no file {file!r}")
+    content = source.read()
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise VocabularyError(f"encoding {name}: {file}: another checksum than {sha256}")
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".part")
+    partial.write_bytes(content)
+    partial.replace(path)
 
 
 def is_reachable() -> bool:
@@ -236,5 +262,22 @@ def byte_of(character: str) -> int:
 UNPRINTABLE = [*range(33), *range(127, 161), 173]
 
 
+def main(argv: Sequence[str]) -> int:
+    """Run the command of the first word; returns the exit code."""
+    match argv:
+        case ["missing", name]:
+            print(json.dumps(missing(name)))
+        case ["keep", name, file, sha256]:
+            try:
+                keep(name, file, sha256, sys.stdin.buffer)
+            except (VocabularyError, OSError) as error:
+                print(f"error: {error}", file=sys.stderr)
+                return 1
+        case _:
+            print("usage: missing NAME | keep NAME FILE SHA256", file=sys.stderr)
+            return 2
+    return 0
+
+
 if __name__ == "__main__":
-    print(json.dumps(missing(sys.argv[2])))
+    sys.exit(main(sys.argv[1:]))

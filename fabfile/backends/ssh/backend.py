@@ -116,7 +116,9 @@ class SshBackend:
             send.send(self._fleet, chosen, submission.snapshot, send.store_of(self.cluster))
         if submission.program is not None and submission.program.requirements:
             folder = requirements.folder_of(self.cluster)
-            requirements.ensure(self._fleet, chosen, submission.program.requirements, folder)
+            text = submission.program.requirements
+            own = submission.own_requirements
+            requirements.ensure(self._fleet, chosen, text, folder, from_operator=own)
 
     def submit(self, submission: Submission) -> Submitted:
         return start.create(self._head, submission, self._taken, self._choice)
@@ -144,9 +146,12 @@ class SshBackend:
 
     def begun(self, job: str) -> Begun:
         own = self._head.ask("job", runs(self.cluster), job)
-        program = program_of(own["program"]) if own.get("program") else None
-        known = {"program": program, "files_on": own["files_on"], "on": tuple(own["on"]), "elastic": own["elastic"]}
-        return Begun(job, own["job"], int(own["nodes"]), **known)
+        try:
+            program = program_of(own["program"]) if own.get("program") else None
+            known = {"program": program, "files_on": own["files_on"], "on": tuple(own["on"]), "elastic": own["elastic"]}
+            return Begun(job, own["job"], int(own["nodes"]), **known)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Exit(f"{self.host}: job {job}: its record cannot be read: {error}", code=1) from None
 
     def mirrored(self, url: str) -> list[str]:
         if url in NO_MIRROR:
