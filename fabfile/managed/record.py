@@ -22,11 +22,10 @@ from typing import Any
 
 from invoke.exceptions import Exit
 
+from fabfile.backends.job_answer import check_job_id
 from fabfile.managed.bounds import Bounds, spent
 from fabfile.remote.known_hosts import MANAGED, directory, write
 
-_JOB_ID = re.compile(r"[A-Za-z0-9_.-]{1,200}-[0-9]{1,18}")
-"""A job's id: its name and its number (node/job/job_table.py). No slash, so that it stays a file's name here."""
 _PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """A zone, or a type of machine."""
 
@@ -94,8 +93,10 @@ class Record:
 
 def path_of(stack: str, job: str) -> Path:
     """The record's file. Exit 2 for a job's id that is none: it may be a head's answer, and must lead nowhere else."""
-    if not _JOB_ID.fullmatch(job):
-        raise Exit(f"job {job!r}: no id of a job: a name of letters, digits, -, _ and ., then - and a number", code=2)
+    try:
+        check_job_id(job)
+    except ValueError as error:
+        raise Exit(str(error), code=2) from None
     return directory(stack) / MANAGED / f"{job}.json"
 
 

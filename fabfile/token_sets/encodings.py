@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 from collections.abc import Sequence
 from http.client import HTTPException
 from typing import Any
