@@ -62,11 +62,6 @@ def module(name: str, *args: str) -> list[str]:
     return [sys.executable, "-m", f"infra.{name}", *args]
 
 
-def module_from_anywhere(name: str) -> list[str]:
-    """The command line that runs a module of infra/ of this checkout, in any environment and any folder."""
-    return [sys.executable, "-P", "-E", str(ROOT / "infra" / "run_module.py"), name]
-
-
 def plugins(cloud: str) -> dict[str, str]:
     """Environment variables for a `pulumi` that runs a stack's program; `cloud` is empty for a local stack. By itself
     Pulumi fetches a plugin for each installed SDK: hundreds of megabytes that a local stack never uses."""

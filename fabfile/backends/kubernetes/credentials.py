@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,11 +78,12 @@ def kubeconfig_of(cluster: KubeCluster) -> dict[str, Any]:
     for one."""
     name = cluster.cluster_name
     # kubectl runs it in whatever folder it is called in: nothing of that may be taken for a module of ours.
-    token = [*pulumi_cli.module_from_anywhere("clouds.aws.eks_token"), name, cluster.region]
+    program_file = str(pulumi_cli.ROOT / "infra" / "run_module.py")
+    token = ["-P", "-E", program_file, "clouds.aws.eks_token", name, cluster.region]
     program = {
         "apiVersion": "client.authentication.k8s.io/v1beta1",
-        "command": token[0],
-        "args": token[1:],
+        "command": sys.executable,
+        "args": token,
         "interactiveMode": "Never",
     }
     server = {"server": cluster.endpoint, "certificate-authority-data": cluster.certificate_authority}
