@@ -15,6 +15,7 @@ import sshd
 from invoke.context import Context
 from invoke.exceptions import Exit
 
+from fabfile.remote import deploy
 from fabfile.remote.fleet import Fleet
 from fabfile.token_sets import encodings, sources, token_set
 from fabfile.verbs.data import prepare
@@ -50,8 +51,8 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
     for name, line in {"python": f'exec {sys.executable} "$@"', "sudo": 'exec "$@"', "systemctl": "exit 0"}.items():
         (programs / name).write_text(f"#!/bin/sh\n{line}\n")
         (programs / name).chmod(0o755)
-    monkeypatch.setattr(token_set, "VENV", str(programs))
-    monkeypatch.setattr(encodings, "VENV", str(programs))
+    for module in (token_set, deploy):
+        monkeypatch.setattr(module, "VENV", str(programs))
     yard = sshd.Yard(tmp_path, [])
     sshd.keygen(yard.identity)
     node = {"HOME": str(home), "PATH": f"{programs}:/usr/bin:/bin"}
@@ -193,12 +194,13 @@ def test_this_machine_fetches_what_the_head_cannot(
     monkeypatch.setattr(encodings, "fetch", lambda url, head, name: b"IQ== 0\n")
     program.write_text(f"#!/bin/sh\necho '{lacking}'\n")
     with Fleet(head.cluster) as fleet:
-        encodings.bring(fleet, "code", "o200k_base")
+        folder = deploy.deploy(fleet, [head.cluster.head])["node1"].folder
+        encodings.bring(fleet, folder, "o200k_base")
     assert kept.read_bytes() == b"IQ== 0\n" and [file.name for file in kept.parent.iterdir()] == [kept.name]
     assert f"node1 cannot reach {url}: fetched here" in capsys.readouterr().out
     program.write_text("#!/bin/sh\necho '[]'\n")
     with Fleet(head.cluster) as fleet:
-        encodings.bring(fleet, "code", "o200k_base")
+        encodings.bring(fleet, folder, "o200k_base")
     assert capsys.readouterr().out == ""
 
 
