@@ -13,6 +13,7 @@ from functools import cache
 
 from invoke.exceptions import Exit
 
+from fabfile.launchers import VENV
 from fabfile.output import next_command
 from fabfile.remote import node_program, wheel
 from fabfile.remote.command import last_words
@@ -63,7 +64,7 @@ def trainer_command(folder: str, *argv: str) -> str:
         folder: where `deploy` has put the package
         argv: the module and its arguments
     """
-    return node_program.copy_command(folder, "trainer", package_tree(), *argv)
+    return node_program.copy_command(folder, "trainer", package_tree(), f"{VENV}/python", *argv)
 
 
 @cache

@@ -22,9 +22,9 @@ from bucket_servers import Server
 from gloo_ranks import tiny_tokens
 
 from fabfile import resume
-from fabfile.backends.ssh import backend as ssh_backend
 from fabfile.backends.ssh.backend import SshBackend
 from fabfile.job_file import resolve
+from fabfile.remote import deploy
 from fabfile.token_sets import token_set, upload
 from fabfile.verbs.data import data
 from infra.inventory import SshCluster, to_json
@@ -63,7 +63,8 @@ def nodes(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> It
     for name, line in lines.items():
         (programs / name).write_text(f"#!/bin/sh\n{line}\n")
         (programs / name).chmod(0o755)
-    monkeypatch.setattr(token_set, "VENV", str(programs))
+    for module in (token_set, deploy):
+        monkeypatch.setattr(module, "VENV", str(programs))
     yard = sshd.Yard(tmp_path, [])
     sshd.keygen(yard.identity)
     homes = [tmp_path / "home1", tmp_path / "home2"]
@@ -190,7 +191,7 @@ def test_a_job_of_another_cluster_is_gone_on_with_from_the_bucket(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ssh_backend, "VENV", str(tmp_path / "bin"))
+    monkeypatch.setattr(deploy, "VENV", str(tmp_path / "bin"))
     runs = bucket.open_folder(f"{there.url.removesuffix('/sets/tiny')}/runs")
     runs.at("demo-7").write("run.json", b"{}")
     runs.at("demo-7").write("job.toml", resolve("smoke", [], 1).text.encode())

@@ -26,7 +26,8 @@ def test_a_job_has_a_record_a_directory_and_a_pytorchjob(kube: Kube, kube_backen
     assert state(kube, "smoke-1")["kubernetes"] is True and state(kube, "smoke-1")["nodes"] == []
     job = kube.objects[("PyTorchJob", "smoke-1")]
     container = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
-    program, run = container["command"][2], container["command"][4]
+    program = container["command"][5]
+    run = container["command"][7]
     assert Path(program).is_file() and Path(program).parent == Path(spec["code"]), "what the pods run is there"
     assert run == str(run_dir(kube, "smoke-1"))
     assert ("Secret", "smoke-1") not in kube.objects

@@ -202,7 +202,7 @@ def test_a_record_of_secrets_is_damaged(
 @pytest.mark.parametrize("job", ["../../.ssh/authorized_keys-1", "/etc/x-1", "train-1/../../x", "train", "", "a\n-1"])
 def test_no_secrets_are_recorded_for_what_is_no_id(job: str, home: Path) -> None:
     for act in (lambda: keep_secret_names("memory", job, ["KEY"]), lambda: kept_secret_names("memory", job)):
-        with pytest.raises(Exit, match="is not the id of a launched job"):
+        with pytest.raises(Exit, match="is no job's id"):
             act()
     assert not (home / ".trainyard").exists()
 

@@ -69,7 +69,7 @@ def agreed(home: Path, monkeypatch: pytest.MonkeyPatch) -> list[Record]:
 
 @pytest.mark.parametrize("job", IDS)
 def test_an_id_that_is_none_never_becomes_a_path(job: str, home: Path) -> None:
-    with pytest.raises(Exit, match="no id of a job") as refused:
+    with pytest.raises(Exit, match="is no job's id") as refused:
         records.path_of("yard", job)
     assert refused.value.code == 2 and len(str(refused.value.message).splitlines()) == 1
 
@@ -102,7 +102,7 @@ def test_the_id_of_a_lying_head_leads_nowhere(
             backend.submit(Submission(job=resolve("smoke", (), 3), nodes=3))
     before = files_below(home)
     assert fab("train", *words, "--managed", "--yes") == 2
-    assert "job '../../x': no id of a job" in capsys.readouterr().err
+    assert "'../../x' is no job's id" in capsys.readouterr().err
     assert files_below(home) == before
 
 

@@ -20,8 +20,8 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from kube_api import certificate
 
+from fabfile.remote import deploy
 from fabfile.remote.fleet import Fleet
-from fabfile.stacks.pulumi_cli import ROOT
 from fabfile.token_sets import encodings, published, sources, token_set
 from fabfile.token_sets.published import PublishedFile
 from fabfile.verbs.data import prepare
@@ -58,8 +58,8 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
     for name, line in {"python": f'exec {sys.executable} "$@"', "sudo": 'exec "$@"', "systemctl": "exit 0"}.items():
         (programs / name).write_text(f"#!/bin/sh\n{line}\n")
         (programs / name).chmod(0o755)
-    monkeypatch.setattr(token_set, "VENV", str(programs))
-    monkeypatch.setattr(encodings, "VENV", str(programs))
+    for module in (token_set, deploy):
+        monkeypatch.setattr(module, "VENV", str(programs))
     yard = sshd.Yard(tmp_path, [])
     sshd.keygen(yard.identity)
     node = {"HOME": str(home), "PATH": f"{programs}:/usr/bin:/bin"}
@@ -233,7 +233,7 @@ def test_this_machine_fetches_what_the_head_cannot(
 ) -> None:
     kept = cached(head.home, "encodings/o200k_base.tiktoken")
     with Fleet(head.cluster) as fleet:
-        code = shlex.quote(str(ROOT))
+        code = deploy.deploy(fleet, [head.cluster.head])["node1"].folder
         lacks(tmp_path, '["o200k_base.tiktoken"]')
         encodings.bring(fleet, code, "o200k_base")
         assert kept.read_bytes() == RANKS and [file.name for file in kept.parent.iterdir()] == [kept.name]
@@ -265,10 +265,13 @@ def test_the_head_says_which_file_and_not_from_where(answer: str, head: Head, tm
     kept = tmp_path / "kept"
     lacks(tmp_path, answer.replace("CANARY", str(tmp_path / "canary")).replace("KEPT", str(kept)))
     line = r"^node1: encoding o200k_base: its answer names other files than o200k_base\.tiktoken: [^\n]+$"
-    with Fleet(head.cluster) as fleet, pytest.raises(Exit, match=line) as refused:
-        encodings.bring(fleet, shlex.quote(str(ROOT)), "o200k_base")
-    assert refused.value.code == 1 and host.asked == []
-    assert not kept.exists() and not list(head.home.rglob("*"))
+    with Fleet(head.cluster) as fleet:
+        code = deploy.deploy(fleet, [head.cluster.head])["node1"].folder
+        before = {path for path in head.home.rglob("*") if "__pycache__" not in path.parts}
+        with pytest.raises(Exit, match=line) as refused:
+            encodings.bring(fleet, code, "o200k_base")
+    assert refused.value.code == 1 and host.asked == [] and not kept.exists()
+    assert {path for path in head.home.rglob("*") if "__pycache__" not in path.parts} == before
 
 
 def test_only_what_was_published_is_sent(tmp_path: Path, host: Server) -> None:
