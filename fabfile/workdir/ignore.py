@@ -47,11 +47,15 @@ def _by_git(folder: Path, repository: Mapping[str, str]) -> Iterator[str]:
 
 
 def _git(folder: Path, repository: Mapping[str, str], *words: str) -> bytes:
-    """What git prints. The caller's variables of git's do not count: in a hook they name another repository."""
+    """What git prints. The caller's variables of git's do not count: in a hook they name another repository.
+
+    Nor does a program that a repository's own settings name (core.fsmonitor): a fetched folder may have a `.git` that a
+    job has written.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(
-            ["git", *words],
+            ["git", "-c", "core.fsmonitor=false", *words],
             cwd=folder,
             env={**environment, **repository},
             capture_output=True,

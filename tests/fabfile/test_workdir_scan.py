@@ -118,6 +118,17 @@ def test_the_environment_of_a_hook_does_not_mislead_git(work: Path, monkeypatch:
     assert names(work) == ["a"]
 
 
+def test_a_repository_names_no_program_that_runs_here(work: Path, tmp_path: Path) -> None:
+    """A job may have written the `.git` of a folder that was fetched."""
+    program = tmp_path / "monitor"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    program.chmod(0o755)
+    git(work, "init", "--quiet")
+    git(work, "config", "core.fsmonitor", str(program))
+    assert snapshot.scan(work).entries
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_git_that_fails_is_one_line(work: Path) -> None:
     (work / ".git").mkdir()
     refused(work, "git cannot say which files belong to it: fatal: not a git repository")
