@@ -27,8 +27,9 @@ LIE = "print('a lie')\n"
 def home(tmp_path: Path) -> Path:
     """A home directory, on a machine where no job runs."""
     (tmp_path / "home/bin").mkdir(parents=True)
-    (tmp_path / "home/bin/systemctl").write_text("#!/bin/sh\n")
-    (tmp_path / "home/bin/systemctl").chmod(0o755)
+    for name, line in {"systemctl": "exit 0", "sudo": 'shift; exec "$@"'}.items():
+        (tmp_path / "home/bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / "home/bin" / name).chmod(0o755)
     return tmp_path / "home"
 
 
@@ -89,9 +90,10 @@ def appended(path: Path) -> None:
 LIES = [as_file, as_link, as_folder, as_pipe, appended]
 
 
+@pytest.mark.parametrize("sudo", [False, True])
 @pytest.mark.parametrize("plant", LIES)
-def test_a_lying_program_never_runs_and_is_replaced(home: Path, plant: Callable[[Path], None]) -> None:
-    line = node_program.command("jobs", str(home / "runs"))
+def test_a_lying_program_never_runs_and_is_replaced(home: Path, plant: Callable[[Path], None], sudo: bool) -> None:
+    line = node_program.command("jobs", str(home / "runs"), sudo=sudo)
     path = put(home)
     assert shell(home, line).stdout == b"[]\n"
 
