@@ -5,6 +5,7 @@
 #   make test    lint, types, unit tests, and the acceptance tests on real machines
 #   make faults  the long part: kills, hangs, full disks, broken bootstraps, and whole runs that take minutes
 #   make bench   times, each as a ratio against a reference of the same run
+#   make pins    every pinned version: the newest of its registry, its end of support, why it is not the newest
 #   make bare    make demo and make test on minimal Debian 12 and 13 machines, booted on this one for that
 #
 # Both need root for the machines: as another user they ask sudo once.
@@ -13,7 +14,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults bench bare bare-clean debian pulumi key clean
+.PHONY: help install demo test faults bench bare bare-clean pins pins-ends debian pulumi key clean
 
 PYTHON ?= python3
 # Machines boot and wait: two workers use the time. The tests of a file share a cluster, and stay together; the order of
@@ -60,6 +61,14 @@ bare: debian $(VENV)/.demo
 
 bare-clean: $(VENV)/.demo
 	@$(SUDO) env PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bare clean
+
+# By pip and go, which are asked for minutes.
+pins: $(VENV)/.demo
+	@$(VENV)/bin/python -m tests.pins
+
+# Which pins lose their support within 90 days: needs no network, and fails by no date.
+pins-ends:
+	@$(PYTHON) -m tests.pins --ends
 
 # Installs what is missing, and asks the archive only then. An sshd is for the tests, which start their own:
 # it must not become a service of this machine.

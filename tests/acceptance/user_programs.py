@@ -106,12 +106,11 @@ def with_transformers(folder: Path) -> Path:
     """A working directory with what the image lacks for Hugging Face's Trainer, in its folder vendor: the nodes of a
     local cluster reach no package index."""
     written(folder)
-    for name in ("transformers", "huggingface_hub", "hf-xet", "httpx", "httpcore", "h11", "anyio", "regex"):
-        for file in metadata.distribution(name).files or ():
-            if ".." not in file.parts and "__pycache__" not in file.parts:
-                into = folder / "vendor" / file
-                into.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(str(file.locate()), into)
+    for file in metadata.distribution("transformers").files or ():
+        if ".." not in file.parts and "__pycache__" not in file.parts:
+            into = folder / "vendor" / file
+            into.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(str(file.locate()), into)
     return folder
 
 
