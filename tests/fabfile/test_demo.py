@@ -78,11 +78,12 @@ def test_a_log_gets_every_tenth_of_the_steps_and_a_terminal_its_live_line(
     assert not any("--every" in line for line in played.lines if line is not train), "no other verb takes it"
 
 
+@pytest.mark.parametrize("scheduler", demo.STACKS)
 def test_before_each_part_the_demo_says_what_comes_and_how_long_it_takes(
-    played: Played, capsys: pytest.CaptureFixture[str]
+    scheduler: str, played: Played, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    demo.demo(Context(), job="smoke")
-    parts = re.findall(r"^# .+ \(about .*\d.*\)\n\$ fab (\w+)", capsys.readouterr().out, re.MULTILINE)
+    demo.demo(Context(), scheduler=scheduler, job="smoke")
+    parts = re.findall(r"^# .+ \(about .+\)\n\$ fab (\w+)", capsys.readouterr().out, re.MULTILINE)
     assert parts == played.ran
 
 
