@@ -91,13 +91,13 @@ $(VENV)/bin/pip:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/pip
-	@echo "installing the Python packages"
-	@$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable .
+	@echo "installing the Python packages: a minute or two, some hundred MB"
+	@$(PYTHON) fabfile/pip_progress.py $(VENV) --constraint constraints.txt --editable .
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/pip
-	@echo "installing the Python packages"
-	@$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@echo "installing the Python packages, those of the tests too: three to five minutes, some GB"
+	@$(PYTHON) fabfile/pip_progress.py $(VENV) --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
 # Pulumi's command comes from its own installer. Where that is out of reach, the embedded engine runs the local stack.

@@ -12,6 +12,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +20,54 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from fabfile import backends
+from fabfile import backends, job_file
 from fabfile.output import is_terminal, say
 from fabfile.stacks import orphans, pulumi_cli, removal
 
 STACKS = {"none": "demo", "slurm": "demo-slurm", "kubernetes": "demo-kubernetes"}
 """Who runs the jobs -> the demo's stack for that."""
+_UP_TIMES = {
+    "none": "3 s; the first time on this machine 2 minutes more, in which their image is made",
+    "slurm": "3 s; the first time on this machine 2 minutes more, in which their image is made",
+    "kubernetes": "half a minute; the first time on this machine 6 to 14 minutes more, in which their image and "
+    "Kubernetes' programs are made",
+}
+"""How long `up` takes on two idle cores, by who runs the jobs."""
 JOB = "demo"
 FAB = (sys.executable, "-m", "fabfile")
 PROMPT = "def "
 
 
-def story(job: str) -> tuple[tuple[str, list[str]], ...]:
-    """(what happens, the verb with its arguments), in order, from `up` to the text that a job's model writes."""
+@dataclass(frozen=True)
+class Part:
+    """A part of the demo: one verb."""
+
+    subject: str
+    """What happens in it."""
+    time: str
+    """How long it takes on two idle cores, in words."""
+    argv: list[str]
+    """The verb with its arguments."""
+
+
+def story(job: str, scheduler: str = "none") -> tuple[Part, ...]:
+    """The demo's parts in order, from `up` to the text that a job's model writes."""
+    training = "half a minute" if job == JOB else "some seconds"
     return (
-        ("three machines on this one, each with its own systemd, sshd and address", ["up", "--yes"]),
-        ("follow their boot until all are ready", ["wait"]),
-        ("is everything as training needs it?", ["check"]),
-        (
+        Part(
+            "three machines on this one, each with its own systemd, sshd and address",
+            _UP_TIMES[scheduler],
+            ["up", "--yes"],
+        ),
+        Part("follow their boot until all are ready", "5 s", ["wait"]),
+        Part("is everything as training needs it?", "10 s", ["check"]),
+        Part(
             "a text that every machine has, the source of Python's standard library, as tokens on every node",
+            "5 s",
             ["prepare", job],
         ),
-        ("a small GPT, trained by all three in step", ["train", job]),
-        ("what it has learned", ["sample", f"{job}-1", "--prompt", PROMPT, "--tokens", "120"]),
+        Part("a small GPT, trained by all three in step", f"10 s to start, then {training}", ["train", job]),
+        Part("what it has learned", "5 s", ["sample", f"{job}-1", "--prompt", PROMPT, "--tokens", "120"]),
     )
 
 
@@ -59,14 +85,14 @@ def demo(_c: Context, scheduler: str = "none", job: str = JOB) -> None:
     with _given_back(), _the_only_one():
         _refuse_to_take_over(stack)
         try:
-            for why, argv in story(job):
-                _step(why, [*argv, *_few_steps(argv[0])], stack)
+            for part in story(job, scheduler):
+                _run_part(part, stack)
             figures = _figures(stack, f"{job}-1")
         except BaseException:
             say("\nthe demo did not finish: taking its cluster down")
             _verb(["destroy", "--yes"], stack)
             raise
-        _step("and nothing stays", ["destroy", "--yes"], stack)
+        _run_part(Part("and nothing stays", "3 s", ["destroy", "--yes"]), stack)
     say("\n" + "\n".join(f"{name:<22} {value}" for name, value in figures))
     say(f"{'the whole story':<22} {time.monotonic() - began:.0f} s")
     say("next: fab up   (the same as your own cluster, to keep: stacks/Pulumi.local.yaml)")
@@ -105,16 +131,21 @@ def _refuse_to_take_over(stack: str) -> None:
         )
 
 
-def _step(why: str, argv: list[str], stack: str) -> None:
-    say(f"\n# {why}\n$ fab {' '.join(argv)} --stack {stack}")
+def _run_part(part: Part, stack: str) -> None:
+    """Print what comes and about how long it takes, and run it. Exit with its code if it fails."""
+    argv = [*part.argv, *_few_steps(part.argv)]
+    say(f"\n# {part.subject} (about {part.time})\n$ fab {' '.join(argv)} --stack {stack}")
     code = _verb(argv, stack)
     if code != 0:
         raise Exit(f"the demo stopped: fab {' '.join(argv)} ended with exit code {code}", code=code)
 
 
-def _few_steps(verb: str) -> list[str]:
-    """On a terminal a job's steps are one live line; elsewhere print only every tenth."""
-    return ["--every", "10"] if verb == "train" and not is_terminal(sys.stdout) else []
+def _few_steps(argv: list[str]) -> list[str]:
+    """On a terminal a job's steps are one live line; elsewhere print about ten of them."""
+    if argv[0] != "train" or is_terminal(sys.stdout):
+        return []
+    steps = int(tomllib.loads(job_file.resolve(argv[1], [], ranks=1).text)["train"]["steps"])
+    return ["--every", str(max(1, steps // 10))]
 
 
 def _verb(argv: list[str], stack: str) -> int:

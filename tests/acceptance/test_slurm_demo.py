@@ -18,7 +18,7 @@ STACK = "demo-slurm"
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("job", "steps"),
-    [("smoke", 20), ("demo", 600)],
+    [("smoke", 20), ("demo", 150)],
     ids=["smoke", "demo"],
 )
 def test_the_demo_runs_on_slurm_and_leaves_nothing(make_project: Callable[..., Project], job: str, steps: int) -> None:

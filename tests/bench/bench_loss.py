@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 
 import gpt2
@@ -22,16 +23,17 @@ import gpt2
 sys.path.insert(0, str(gpt2.ROOT))
 
 DEMO = gpt2.ROOT / "training" / "jobs" / "demo.toml"
+VOCABULARY = int(tomllib.loads(DEMO.read_text())["data"]["train_vocab"])
 ADAMW = ["train.lr=3e-3", "train.min_lr=1e-4", "train.warmup=20"]
 """AdamW's rates for the demo's model, for the plain loop too."""
 Curve = list[tuple[int, float, float]]
 """(step, seconds of training so far, validation loss)"""
 
 
-def tokens(folder: Path) -> Path:
-    """The demo's text in its vocabulary, as `fab prepare demo` makes it."""
+def tokens(folder: Path, vocabulary: int) -> Path:
+    """The demo's text in a vocabulary of so many tokens, as `fab prepare demo` makes it."""
     library = f"{sysconfig.get_path('stdlib')}/**/*.py"
-    options = ["--quiet", "--train-vocab", "1024", "--val-fraction", "0.05", "--invalid", "skip"]
+    options = ["--quiet", "--train-vocab", str(vocabulary), "--val-fraction", "0.05", "--invalid", "skip"]
     command = [sys.executable, "-m", "training.data.prepare", "--out", str(folder), *options, library]
     subprocess.run(command, check=True, cwd=gpt2.ROOT, env=gpt2.environment())
     return folder
@@ -103,7 +105,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         home = options.keep or Path(folder)
-        data, few = tokens(Path(folder) / "tokens"), round(options.steps * options.share)
+        data = tokens(Path(folder) / "tokens", VOCABULARY)
+        few = round(options.steps * options.share)
         curves = {
             "plain loop, AdamW": plain(data, options.steps, options.every),
             "ours, AdamW": ours(home / "adamw", data, options.steps, options.every, ["train.optimizer=adamw", *ADAMW]),

@@ -34,9 +34,10 @@ from gloo_ranks import free_port
 CLUSTERS = 2
 GOAL, BYTES = 1.01, 0.01
 """At most: the validation loss in proportion to the synchronous run's, and the bytes to an all-reduce's."""
+VOCABULARY = 1024
 MODEL = ["model.n_layer=2", "model.n_head=2", "model.n_embd=64", "model.block_size=64", "train.eval_windows=384"]
 BATCH = ["train.micro_batch=24", "train.precision=fp32"]
-OPTIMIZER = ["train.optimizer=muon", "train.lr=5e-3", "train.muon_lr=0.02"]
+OPTIMIZER = ["train.optimizer=muon", "train.lr=5e-3", "train.min_lr=1e-4", "train.warmup=20", "train.muon_lr=0.02"]
 """Of all runs, the synchronous one too."""
 OUTER = ["outer.every=15", "outer.overlap=0", "outer.bits=4", "outer.lr=0.7", "outer.momentum=0.5"]
 """For 24 rounds: the paper's momentum of 0.9 is for hundreds of them."""
@@ -146,7 +147,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         home = options.keep or Path(folder)
-        data = tokens(home / "tokens") if not (home / "tokens").exists() else home / "tokens"
+        data = tokens(home / "tokens", VOCABULARY) if not (home / "tokens").exists() else home / "tokens"
         # Side by side: no time is measured. The cluster alone shows what the exchange is worth.
         synchronous = Cluster(home / "synchronous", data, CLUSTERS * options.ranks, common(options))
         half = [*common(options), f"train.global_batch_tokens={options.batch // CLUSTERS}"]

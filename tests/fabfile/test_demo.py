@@ -63,24 +63,35 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
 
 def test_a_demo_goes_through_its_story_and_leaves_no_lock(played: Played, tmp_path: Path) -> None:
     demo.demo(Context())
-    assert played.ran == [*(argv[0] for _, argv in demo.story("demo")), "destroy"] and played.stacks == {"demo"}
+    assert played.ran == [*(part.argv[0] for part in demo.story("demo")), "destroy"] and played.stacks == {"demo"}
     assert not (tmp_path / ".trainyard" / "demo.lock").exists()
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_a_log_gets_every_tenth_step_and_a_terminal_its_live_line(
+def test_a_log_gets_every_tenth_of_the_steps_and_a_terminal_its_live_line(
     terminal: bool, played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "is_terminal", lambda file: terminal and file is sys.stdout)
     demo.demo(Context(), job="smoke")
     train = next(line for line in played.lines if line[0] == "train")
-    assert train == ["train", "smoke", *([] if terminal else ["--every", "10"])]
+    assert train == ["train", "smoke", *([] if terminal else ["--every", "2"])], "smoke has 20 steps"
     assert not any("--every" in line for line in played.lines if line is not train), "no other verb takes it"
+
+
+@pytest.mark.parametrize("scheduler", demo.STACKS)
+def test_before_each_part_the_demo_says_what_comes_and_how_long_it_takes(
+    scheduler: str, played: Played, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo.demo(Context(), scheduler=scheduler, job="smoke")
+    parts = re.findall(r"^# .+ \(about .+\)\n\$ fab (\w+)", capsys.readouterr().out, re.MULTILINE)
+    assert parts == played.ran
 
 
 def test_the_same_demo_on_slurm_has_a_stack_of_its_own(played: Played) -> None:
     demo.demo(Context(), scheduler="slurm", job="smoke")
-    assert played.ran == [*(argv[0] for _, argv in demo.story("smoke")), "destroy"] and played.stacks == {"demo-slurm"}
+    assert played.ran == [*(part.argv[0] for part in demo.story("smoke")), "destroy"] and played.stacks == {
+        "demo-slurm"
+    }
     keys = stack_file.read("demo-slurm")
     assert (keys["cluster"], keys["scheduler"]) == ("local", "slurm") and keys["cidr"] != stack_file.read("demo")[
         "cidr"

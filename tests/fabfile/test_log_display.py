@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from fabfile.log_display import Shown
-from fabfile.verbs import demo
+from fabfile.step_line import StepLine
 
 STEP = "step {}/30 loss {:.3f} lr 5.9e-04 8192 tok/s 1 s/step eta {}s"
 LINES = [
@@ -30,10 +28,10 @@ def show(every: int | None) -> None:
     shown.close()
 
 
-def on_a_terminal(monkeypatch: pytest.MonkeyPatch, every: int | None, term: str = "xterm") -> str:
-    """What a terminal of 80 columns gets."""
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, every: int | None, term: str = "xterm", columns: int = 80) -> str:
+    """What a terminal of so many columns gets."""
     monkeypatch.setenv("TERM", term)
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("NO_COLOR", "1")
     ours, theirs = os.openpty()
     with os.fdopen(theirs, "w") as file:
@@ -65,13 +63,47 @@ def test_a_terminal_has_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
         "SUCCEEDED",
     ]
     drawn = got.split("\r\x1b[K")
-    assert "[node1 rank=0] step 3/30 loss 4.700 lr 5.9e-04 8192 tok/s 1 s/step eta 27s" in drawn
+    assert "[###                           ] 3/30  loss 4.700  8,192 tokens/s  27s left" in drawn
     assert max(map(len, drawn[1].splitlines())) <= 80
+
+
+def test_the_live_line_comes_back_below_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen before: from a validation to the next step a slow job had no line of where it is."""
+    monkeypatch.setattr(sys.modules[__name__], "LINES", LINES[:28])
+    *_, validation, checkpoint, live = screen(on_a_terminal(monkeypatch, None))
+    assert " val 2.400" in validation and "checkpoint of step 25" in checkpoint
+    assert live.endswith("] 25/30  loss 2.500  8,192 tokens/s  5s left")
 
 
 def test_what_it_ends_with_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "LINES", LINES[:5])
-    assert screen(on_a_terminal(monkeypatch, None))[-1].startswith("[node1 rank=0] step 3/30")
+    got = on_a_terminal(monkeypatch, None)
+    assert screen(got)[-1].startswith("[###") and " 3/30 " in screen(got)[-1]
+    assert got.endswith("\n"), "a shell's prompt, or the message after Ctrl-C, starts on a line of its own"
+
+
+@pytest.mark.parametrize("columns", [100, 80, 60, 40, 20, 1])
+def test_the_live_line_fits_a_terminal_of_any_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "LINES", [LINES[4]])
+    (live,) = screen(on_a_terminal(monkeypatch, None, columns=columns))
+    assert len(live) < max(2, columns)
+    assert ("tokens/s" in live) == (columns >= 60), "the speed goes before loss and time"
+    assert ("left" in live and "[" in live) == (columns >= 40)
+
+
+def test_speed_and_time_left_are_a_mean_of_the_last_steps() -> None:
+    """One step beside a burst of other work must not make minutes of seconds."""
+    line = StepLine()
+    for step, seconds in enumerate((1.0, 1.0, 1.0, 5.0), start=1):
+        line.read(f"step {step}/14 loss 4.000 lr 1e-03 {3000 / seconds:.0f} tok/s {seconds} s/step eta 9s $0.12")
+    assert line.text(100).endswith("] 4/14  loss 4.000  2,400 tokens/s  20s left  $0.12")
+    assert "$" not in line.text(55) and "tokens/s" in line.text(55)
+
+
+def test_steps_of_another_program_are_a_live_line_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "LINES", [("node1", "0", "step 3/30 loss 2.5 \x1b[31mred " + "x" * 99)])
+    (live,) = screen(on_a_terminal(monkeypatch, None))
+    assert live.startswith("step 3/30 loss 2.5 \\x1b[31mred xxx") and len(live) == 79
 
 
 @pytest.mark.parametrize(("every", "term"), [(1, "xterm"), (None, "dumb")])
@@ -95,16 +127,3 @@ def test_a_stranger_among_the_nodes_is_explained_once(capsys: pytest.CaptureFixt
     for _ in range(3):
         shown.line("node1", "-", "Host key verification failed.")
     assert capsys.readouterr().err.count("run: fab wait") == 1
-
-
-def test_the_demo_asks_for_few_lines_where_nobody_looks_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (tmp_path / "log").open("w") as file:
-        monkeypatch.setattr(sys, "stdout", file)
-        assert demo_module()._few_steps("train") == ["--every", "10"]
-        assert demo_module()._few_steps("up") == []
-
-
-def demo_module() -> ModuleType:
-    """`fabfile.verbs.demo` is the verb of that name."""
-    assert demo
-    return sys.modules["fabfile.verbs.demo"]
