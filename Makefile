@@ -2,8 +2,10 @@
 #
 #   make install what both set up first: Debian packages, .venv, pulumi, an SSH key
 #   make demo    a cluster of three real machines on this one, used and taken down again
-#   make test    lint, types, unit tests, and the acceptance tests on real machines
-#   make faults  the long part: kills, hangs, full disks, broken bootstraps, and whole runs that take minutes
+#   make test    lint, types, unit tests, and the main road on real machines, over SSH and with Slurm
+#   make acceptance  everything else on real machines, with Pulumi's command, Kubernetes and a browser where they are
+#   make faults  kills, hangs, full disks, broken bootstraps
+#   make soak    what takes minutes and has its like above; before a release
 #   make bench   times, each as a ratio against a reference of the same run
 #   make pins    every pinned version: the newest of its registry, its end of support, why it is not the newest
 #   make bare    make demo and make test on minimal Debian 12 and 13 machines, booted on this one for that
@@ -14,7 +16,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults bench bare bare-clean pins pins-ends debian pulumi key clean
+.PHONY: help install demo test acceptance faults soak bench bare bare-clean pins pins-ends debian pulumi key clean
 
 PYTHON ?= python3
 # Machines boot and wait: two workers use the time. The tests of a file share a cluster, and stay together; the order of
@@ -31,6 +33,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # Debian package: the command that it is for
 DEBIAN := systemd-container:systemd-nspawn mmdebstrap:mmdebstrap iproute2:ip openssh-client:ssh-keygen curl:curl git:git
 DEBIAN_TEST := openssh-server:sshd nftables:nft
+DEBIAN_ACCEPTANCE := chromium:chromium skopeo:skopeo
+# Processor seconds that make test may take: who adds to it takes something out, or moves it (tests/support/processor_budget.py).
+BUDGET := --processor-budget 360
 PULUMI_VERSION := 3.272.0
 
 help:
@@ -43,11 +48,19 @@ demo: install
 
 test: DEBIAN += $(DEBIAN_TEST)
 test: debian $(VENV)/.test pulumi
-	@$(SUDO) $(VENV)/bin/pytest -m "not faults and not slow" $(PYTEST_ARGS)
+	@$(SUDO) $(VENV)/bin/pytest -m "not acceptance and not faults and not soak" $(BUDGET) $(PYTEST_ARGS)
 
 faults: DEBIAN += $(DEBIAN_TEST)
 faults: debian $(VENV)/.test pulumi
-	@$(SUDO) $(VENV)/bin/pytest -m "faults or slow" $(PYTEST_ARGS)
+	@$(SUDO) $(VENV)/bin/pytest -m "faults and not soak" $(PYTEST_ARGS)
+
+acceptance: DEBIAN += $(DEBIAN_TEST) $(DEBIAN_ACCEPTANCE)
+acceptance: debian $(VENV)/.test pulumi
+	@$(SUDO) $(VENV)/bin/pytest -m "acceptance and not faults and not soak" $(PYTEST_ARGS)
+
+soak: DEBIAN += $(DEBIAN_TEST) $(DEBIAN_ACCEPTANCE)
+soak: debian $(VENV)/.test pulumi
+	@$(SUDO) $(VENV)/bin/pytest -m soak $(PYTEST_ARGS)
 
 # All of them run; those above a bound are named at the end.
 bench: debian $(VENV)/.test pulumi

@@ -15,6 +15,8 @@ from fabfile import output
 from fabfile.stacks import pulumi_cli
 from infra.config import stack_file
 
+pytest_plugins = ["processor_budget"]
+
 # Ranks of tests stand for machines without a GPU, and would all take this machine's first one. training/test_gpu.py
 # shows it to its own.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -31,10 +33,19 @@ hypothesis.settings.load_profile("trainyard")
 gc.set_threshold(50_000, 20, 100)
 
 
-LONGEST = ("test_job_kills.py", "test_macos.py")
-"""Of `make faults` and of `make test`; they begin first."""
+LONGEST = ("test_job_kills.py", "test_macos.py", "test_main_road.py")
+"""Of `make soak`, `make acceptance` and `make test`; they begin first."""
+MAIN_ROAD = "test_main_road.py"
+"""Of acceptance/ what `make test` runs."""
 SPREAD = 0.8
 """Of all other files, the share between which those of acceptance/ stand."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """All of acceptance/ is `make acceptance`'s, but for the main road."""
+    if item.path.parent.name == "acceptance" and item.path.name != MAIN_ROAD:
+        item.add_marker(pytest.mark.acceptance)
 
 
 @pytest.hookimpl(trylast=True)  # after -m has chosen

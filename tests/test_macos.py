@@ -205,8 +205,8 @@ def test_every_verb_has_its_place() -> None:
     assert set(VERBS) | LOCAL_VERBS == set(program.verbs()), "a verb is not in the table, or one in the table is gone"
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.acceptance
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("file", "chosen"), sorted({(run.file, run.chosen) for run in (*VERBS.values(), *MORE)}), ids=lambda value: value

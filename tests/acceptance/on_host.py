@@ -184,7 +184,7 @@ def _lines(file: Path) -> list[str]:
 def engines() -> list[Any]:
     """For a test that runs on each engine: where there is pulumi, `make faults` runs it on the embedded one, and
     continuous integration does not."""
-    second = [pytest.mark.slow, pytest.mark.long] if shutil.which("pulumi") else []
+    second = [pytest.mark.acceptance, pytest.mark.soak] if shutil.which("pulumi") else []
     return ["pulumi", pytest.param("embedded", marks=second)]
 
 

@@ -27,7 +27,7 @@ from infra.clouds.local import bake, cgroup, image, paths
 from infra.clouds.local.nspawn import NspawnMachine
 from infra.config import stack_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # bakes, two of them
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(900)]  # bakes, two of them
 
 CLOUDS: dict[str, type[Kind]] = {"aws-xeon": Amazon, "azure-xeon": Azure}
 
@@ -58,7 +58,7 @@ class SameBytes(bake.Bake):
         (root / "var/lib/cloud/seed/nocloud/user-data").write_bytes(gzip.compress(self.user_data.encode(), mtime=0))
 
 
-@pytest.fixture(params=["aws-xeon", pytest.param("azure-xeon", marks=pytest.mark.long)])
+@pytest.fixture(params=["aws-xeon", pytest.param("azure-xeon", marks=pytest.mark.soak)])
 def ran(request: pytest.FixtureRequest, good: dict[str, str]) -> Ran:
     """The program of a cloud's stack. Not with ccl: its index cannot be reached from everywhere."""
     if reason := why_not("embedded"):

@@ -21,7 +21,7 @@ from on_host import Traces, boots, members
 from polling import until
 from project import Project
 
-pytestmark = [pytest.mark.faults, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.soak, pytest.mark.timeout(600)]
 
 TICK = 35.0
 """Seconds from one look of a node at its limits to the next, and a little more."""

@@ -20,7 +20,7 @@ from project import Project
 pytestmark = pytest.mark.faults
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_job_from_its_file_to_its_end(cluster: Project, start: Callable[..., Job], tmp_path: Path) -> None:
     job = start(step=0)
     assert job.ends(120) == 0, job.text()
@@ -152,7 +152,7 @@ def test_ctrl_c_only_lets_go(cluster: Project, start: Callable[..., Job]) -> Non
     assert "Traceback" not in job.text()
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_launch_and_stop_again_and_again(cluster: Project) -> None:
     def ports() -> list[str]:
         return sorted(cluster.fab("run", "ss -Htln | wc -l").stdout.splitlines())
@@ -200,7 +200,7 @@ def test_ranks_are_lost_and_join_again(cluster: Project, start: Callable[..., Jo
     assert [one[2] for one in seen.values()] == pytest.approx([one[2] for one in undisturbed.values()], rel=1e-4)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_dead_node_is_left_out_of_the_next_attempt(cluster: Project, start: Callable[..., Job]) -> None:
     job = start(ENDLESS, "--restarts", "1", step=8)
     cut_power(cluster.stack, "node3")

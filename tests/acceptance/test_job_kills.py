@@ -20,7 +20,7 @@ from on_host import cut_power
 from polling import until
 from project import Project
 
-pytestmark = [pytest.mark.faults, pytest.mark.long, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.faults, pytest.mark.soak, pytest.mark.timeout(2400)]
 
 KILLS = int(os.environ.get("TRAINYARD_KILLS", "50"))
 SEED = 4

@@ -38,7 +38,7 @@ def test_a_node_that_runs_out_of_memory_is_named_with_what_it_has(cluster: Proje
 
 
 @pytest.mark.parametrize(
-    "node", [pytest.param("node2", id="worker", marks=pytest.mark.long), pytest.param("node1", id="head")]
+    "node", [pytest.param("node2", id="worker", marks=pytest.mark.soak), pytest.param("node1", id="head")]
 )
 def test_a_job_ends_when_its_node_reboots_and_the_next_one_runs(
     node: str, cluster: Project, start: Callable[..., Job]
@@ -85,7 +85,7 @@ def expected(cluster: Project, tmp_path_factory: pytest.TempPathFactory) -> dict
         return metrics(cluster, job.id)[-1]
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
     expected: dict[str, Any], cluster: Project, tmp_path: Path
 ) -> None:
@@ -120,7 +120,7 @@ def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
     assert not (cluster.home / ".trainyard" / cluster.stack / "managed").exists(), "nothing stays of a job that is done"
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_managed_elastic_job_goes_on_from_memory_and_takes_the_new_machine_in(
     expected: dict[str, Any], cluster: Project, tmp_path: Path
 ) -> None:
@@ -152,7 +152,7 @@ def test_a_managed_elastic_job_goes_on_from_memory_and_takes_the_new_machine_in(
     assert "to be replaced: node3" in page.read_text(), "the decisions are in the report"
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_hugging_faces_trainer_runs_unchanged_and_goes_on_from_its_checkpoint(cluster: Project, tmp_path: Path) -> None:
     """Here, as it takes long: each node imports transformers."""
     user_programs.check_finetune(cluster, user_programs.with_transformers(tmp_path / "work"))

@@ -54,7 +54,7 @@ def test_what_a_node_sends_is_lost(cluster: Project, start: Start) -> None:
     )
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_slow_link_makes_it_slower_and_not_wrong(cluster: Project, start: Start) -> None:
     small = ["train.steps=3", "train.eval_windows=4", "model.n_embd=4", "checkpoint.every=3"]
     took, found = [], []
@@ -74,7 +74,7 @@ def test_a_slow_link_makes_it_slower_and_not_wrong(cluster: Project, start: Star
     assert took[1] > 5 * took[0], "the link was slow"
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_full_disk_of_a_node_is_said_and_the_job_goes_on_later(cluster: Project, start: Start) -> None:
     """Two checkpoints fit, and the third does not. Where there is room again, it goes on from the one before."""
     undisturbed = start(step=0)
@@ -96,7 +96,7 @@ def test_a_full_disk_of_a_node_is_said_and_the_job_goes_on_later(cluster: Projec
     assert losses(cluster, again) == losses(cluster, undisturbed)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_link_that_is_down_ends_it_in_time_and_it_goes_on_later(cluster: Project, start: Start) -> None:
     """As in test_job_faults; here the link comes back, and the job goes on from its checkpoint."""
     job = start("train.steps=60", step=7)

@@ -232,8 +232,8 @@ def content(tensor: Any) -> bytes:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.acceptance
+@pytest.mark.soak
 def test_a_stopped_job_goes_on_to_the_same_losses(cluster: Project, start: Start) -> None:
     options = ["train.min_lr=0.0006", "--nodes", "2"]
     job = start(ENDLESS, *options)
@@ -254,23 +254,23 @@ def test_what_cannot_start_says_why_in_one_line(cluster: Project, start: Start) 
     check_quota(cluster, start)
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.acceptance
+@pytest.mark.soak
 def test_programs_that_know_nothing_of_us_run_unchanged(cluster: Project, tmp_path: Path) -> None:
     work = user_programs.written(tmp_path / "work")
     user_programs.check_mpi(cluster, work)
     user_programs.check_train(cluster, work, lambda job: parts(cluster, job), tmp_path / "fetched")
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.acceptance
+@pytest.mark.soak
 def test_a_sweep_runs_its_jobs_side_by_side_and_compares_them(cluster: Project, tmp_path: Path) -> None:
     jobs = several_jobs.check_sweep(cluster, shared(cluster), tmp_path / "report.html")
     until(lambda: not any(parts(cluster, job) for job in jobs), GONE_SECONDS, "nothing of the jobs is left")
 
 
 @pytest.mark.faults
-@pytest.mark.long
+@pytest.mark.soak
 def test_with_a_stack_without_kubernetes_it_trains_one_model(cluster: Project, tmp_path: Path) -> None:
     with another_stack(cluster) as second:
         cluster.fab("prepare", "job.toml", *TEXT, "--yes", "--stack", second)

@@ -69,7 +69,7 @@ def test_an_elastic_job_outlives_a_rank_and_a_pod(cluster: Project, start: Start
     until(lambda: not parts(cluster, job.id), GONE_SECONDS, "nothing of the job is left")
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_lost_pods_come_again_and_the_losses_are_those_of_an_undisturbed_job(cluster: Project, start: Start) -> None:
     """A worker's, then the first, which has the supervisor: by force, so that nobody asks for a checkpoint."""
 
@@ -81,7 +81,7 @@ def test_lost_pods_come_again_and_the_losses_are_those_of_an_undisturbed_job(clu
     same_losses.check_after_losses(start, lose, metrics)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_llama_in_shards_loses_a_rank_and_a_pod_and_goes_on_on_fewer_machines(cluster: Project, start: Start) -> None:
     """By itself, on as many ranks, to the same losses; then, resumed on two, to the same but for rounding."""
     options = ["train.min_lr=0.0006", "checkpoint.every=10"]
@@ -130,7 +130,7 @@ def test_the_kubelet_and_the_api_may_be_away_while_a_job_trains(cluster: Project
     assert "is in the checkpoint" in cluster.fab("stop", job.id).stdout
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ["worker-0", "master-0"])
 def test_a_machine_gone_for_good_is_gone_on_without(cluster: Project, start: Start, name: str) -> None:
     """Also that of the first pod, though no other machine is free: another pod makes place for it."""
@@ -209,7 +209,7 @@ def test_jobs_that_wait_together_do_not_hold_machines_that_the_other_one_lacks(
         until(lambda job=job: state(cluster, job)["state"] == "SUCCEEDED", 180, f"{job} has its turn")  # type: ignore[misc]
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(3000)
 def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(cluster: Project, tmp_path: Path) -> None:
     """Its manager is killed as well, in between, and another one takes its place."""
@@ -226,7 +226,7 @@ def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(cl
     assert "Ready" in kubectl(cluster, "get", "node", lost)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_hugging_faces_trainer_runs_unchanged_and_goes_on_from_its_checkpoint(cluster: Project, tmp_path: Path) -> None:
     """Here, as it takes long: each node imports transformers."""
     user_programs.check_finetune(cluster, user_programs.with_transformers(tmp_path / "work"))

@@ -26,7 +26,7 @@ from jobs_on_nodes import ENDLESS, GONE_SECONDS, Job, Start, parts
 from polling import until
 from project import Project
 
-pytestmark = [pytest.mark.faults, pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.faults, pytest.mark.soak, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,7 @@ def plain_debian(project: Project, port: int) -> Iterator[NspawnMachine]:
         paths.tidy(project.stack)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_plain_debian_becomes_a_node(make_project: Callable[..., Project]) -> None:
     project, port = make_project(), sshd.free_port()
     with plain_debian(project, port) as machine:

@@ -50,7 +50,9 @@ class Cluster:
         return "\n".join(line.removeprefix("[node1] ") for line in output.splitlines())
 
 
-@pytest.fixture(scope="module", params=["native", pytest.param("ipex", marks=[pytest.mark.slow, pytest.mark.long])])
+@pytest.fixture(
+    scope="module", params=["native", pytest.param("ipex", marks=[pytest.mark.acceptance, pytest.mark.soak])]
+)
 def cluster(request: pytest.FixtureRequest, make_shared_project: Callable[..., Project]) -> Iterator[Cluster]:
     with make_shared_project().ready(nodes=1, profile=request.param) as project:
         yield Cluster(project, request.param)

@@ -82,7 +82,7 @@ def test_a_node_that_is_booting_again_is_not_taken_for_dead(cluster: Project) ->
     cluster.fab("wait")
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_node_that_reboots_for_ever_does_not_spin_and_can_be_ended(cluster: Project) -> None:
     cluster.ssh(
         "node2", f"sudo tee /etc/systemd/system/loop.service >/dev/null <<'END'\n{LOOP}END\nsudo systemctl enable loop"

@@ -52,7 +52,7 @@ IN_CI = (0, 2, 4, 6, 7)
 
 @pytest.mark.parametrize(
     ("number", "engine", "phase", "victims"),
-    [pytest.param(n, *kill, marks=[] if n in IN_CI else pytest.mark.long) for n, kill in enumerate(KILLS)],
+    [pytest.param(n, *kill, marks=[] if n in IN_CI else pytest.mark.soak) for n, kill in enumerate(KILLS)],
 )
 def test_killed_verb_is_recovered(
     number: int, engine: str, phase: str, victims: list[str], make_project: Callable[..., Project]

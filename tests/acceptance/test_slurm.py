@@ -141,7 +141,7 @@ def test_nodes_come_and_go_and_a_job_runs_on(slurm: Project) -> None:
     until(lambda: all_idle(slurm), 30, "the nodes are free again")
 
 
-@pytest.mark.parametrize("dead", [pytest.param("node2", marks=pytest.mark.slow), "node1"])
+@pytest.mark.parametrize("dead", [pytest.param("node2", marks=pytest.mark.acceptance), "node1"])
 def test_a_dead_node_comes_back_idle_alone(slurm: Project, dead: str) -> None:
     """The head, too: its queue is not on its own disk, so no job id is given twice."""
     before, number = boots(slurm.stack), int(on_head(slurm, "sbatch --parsable --wrap true").split()[0])

@@ -13,8 +13,8 @@ from infra.clouds.local import orphans
 STACK = "demo-slurm"
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.acceptance
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("job", "steps"),

@@ -103,7 +103,7 @@ def trains_on(project: Project, job: Job) -> None:
     assert job.state()["state"] == "RUNNING"
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_after_each_fault_it_goes_on_to_the_losses_of_an_undisturbed_run(cluster: Project, start: Start) -> None:
     """After a killed rank by itself, on the same nodes; after the others, which end the job, when it is resumed."""
     job = start(ENDLESS, STEADY, "--restarts", "1", step=8)
@@ -127,7 +127,7 @@ def has_undisturbed_losses(project: Project, start: Start, job: Job, *options: s
     assert found == losses(project, undisturbed)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_slurms_own_limit_ends_a_job_with_a_checkpoint_to_go_on_from(cluster: Project, start: Start) -> None:
     """Slurm warns the batch script, and that the supervisor: here 30 s before the partition's 2 minutes, or up to a
     minute earlier."""
@@ -270,7 +270,7 @@ def expected(cluster: Project, tmp_path_factory: pytest.TempPathFactory) -> dict
     return managed_jobs.undisturbed(cluster, shared(cluster) / "runs", tmp_path_factory.mktemp("undisturbed"))
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(3000)
 def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
     expected: dict[str, Any], cluster: Project, tmp_path: Path
@@ -285,7 +285,7 @@ def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
     is_idle_again(cluster)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(3000)
 def test_a_managed_job_outlives_the_head_with_slurms_queue(
     expected: dict[str, Any], cluster: Project, tmp_path: Path
@@ -298,7 +298,7 @@ def test_a_managed_job_outlives_the_head_with_slurms_queue(
     is_idle_again(cluster)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_hugging_faces_trainer_runs_unchanged_and_goes_on_from_its_checkpoint(cluster: Project, tmp_path: Path) -> None:
     """Here, as it takes long: each node imports transformers."""
     user_programs.check_finetune(cluster, user_programs.with_transformers(tmp_path / "work"))

@@ -82,7 +82,7 @@ def test_a_job_from_its_file_to_its_text(cluster: Project, start: Start, tmp_pat
     assert text.startswith("fab ") and len(text) > 20
 
 
-@pytest.mark.slow
+@pytest.mark.acceptance
 def test_a_stopped_job_goes_on_to_the_same_losses(
     cluster: Project, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,8 +103,8 @@ def test_a_stopped_job_goes_on_to_the_same_losses(
     same_losses.check_resumed(start, job, options, stopped, metrics)
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.acceptance
+@pytest.mark.soak
 def test_a_job_ends_with_a_checkpoint_before_its_time_is_over(cluster: Project, start: Start) -> None:
     job = start(ENDLESS, "--nodes", "1", "--time-limit", "40s", step=0)
     assert job.ends(90) == 1
@@ -115,7 +115,7 @@ def test_a_job_ends_with_a_checkpoint_before_its_time_is_over(cluster: Project, 
     until(lambda: parts(cluster, job.id) == [], GONE_SECONDS, "nothing of the job is left")
 
 
-@pytest.mark.slow
+@pytest.mark.acceptance
 def test_a_colleagues_job_is_listed_is_in_the_way_and_is_waited_for(cluster: Project, start: Start) -> None:
     cluster.fab("run", "sudo useradd --create-home alice")
     submit = "sudo -u alice sbatch --parsable --job-name='her own' --nodes=2 --chdir=/tmp --wrap='sleep 600'"
@@ -136,16 +136,16 @@ def test_a_colleagues_job_is_listed_is_in_the_way_and_is_waited_for(cluster: Pro
     assert job.ends(120) == 0, job.text()
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.acceptance
+@pytest.mark.soak
 def test_programs_that_know_nothing_of_us_run_unchanged(cluster: Project, tmp_path: Path) -> None:
     work = user_programs.written(tmp_path / "work")
     user_programs.check_mpi(cluster, work)
     user_programs.check_train(cluster, work, lambda job: parts(cluster, job), tmp_path / "fetched")
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.acceptance
+@pytest.mark.soak
 def test_a_sweep_runs_its_jobs_side_by_side_and_compares_them(cluster: Project, tmp_path: Path) -> None:
     jobs = several_jobs.check_sweep(cluster, shared(cluster), tmp_path / "report.html")
     until(lambda: not any(parts(cluster, job) for job in jobs), GONE_SECONDS, "nothing of the jobs is left")
@@ -153,7 +153,7 @@ def test_a_sweep_runs_its_jobs_side_by_side_and_compares_them(cluster: Project, 
 
 
 @pytest.mark.faults
-@pytest.mark.long
+@pytest.mark.soak
 def test_with_a_stack_without_slurm_it_trains_one_model(cluster: Project, tmp_path: Path) -> None:
     with another_stack(cluster) as second:
         cluster.fab("prepare", "job.toml", *TEXT, "--yes", "--stack", second)

@@ -100,7 +100,7 @@ def notices(project: Project) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "node", [pytest.param("node2", id="worker", marks=pytest.mark.long), pytest.param("node1", id="head")]
+    "node", [pytest.param("node2", id="worker", marks=pytest.mark.soak), pytest.param("node1", id="head")]
 )
 def test_a_job_stops_with_a_checkpoint_before_one_of_its_nodes_is_taken(
     spot: Project, start: Callable[..., Job], notice: Callable[..., str], node: str
@@ -154,7 +154,7 @@ def test_a_job_does_not_wait_for_a_bucket_that_hangs_until_its_node_is_taken(
     assert f"/{job.id}: no time is left for the upload: {step}" in spot.fab("logs", job.id).stdout
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_with_restarts_a_job_goes_on_without_the_node_that_is_taken(
     spot: Project, start: Callable[..., Job], notice: Callable[..., str]
 ) -> None:
@@ -169,7 +169,7 @@ def test_with_restarts_a_job_goes_on_without_the_node_that_is_taken(
     until(lambda: job.state()["state"] == "CANCELLED", SECONDS, "no restart is left")
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_an_elastic_job_leaves_the_node_that_is_taken_and_goes_on_from_memory(
     spot: Project, start: Callable[..., Job], notice: Callable[..., str]
 ) -> None:

@@ -35,7 +35,7 @@ def parameters(project: Project, job: str, step: int, nodes: int) -> set[str]:
     return {hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-@pytest.mark.slow
+@pytest.mark.acceptance
 def test_any_number_of_nodes_gives_the_same_losses(cluster: Project, start: Start) -> None:
     losses = {}
     for nodes in (1, 2, 3):
@@ -128,7 +128,7 @@ def second(cluster: Project) -> Iterator[str]:
 
 
 @pytest.mark.faults
-@pytest.mark.long
+@pytest.mark.soak
 def test_two_stacks_that_meet_in_a_folder_only_train_one_model(cluster: Project, second: str, tmp_path: Path) -> None:
     words = ["train", "job.toml", "outer.every=4", "outer.overlap=1", "checkpoint.every=4", "--with", second]
     words += ["--nodes", "1", "--exchange", "file:///var/tmp/meet"]
@@ -167,9 +167,9 @@ def published(request: pytest.FixtureRequest, make_shared_project: Callable[...,
         yield project
 
 
-@pytest.mark.slow
+@pytest.mark.acceptance
 @pytest.mark.timeout(600)  # the published number of tokens, twice, three nodes, beside the tests of another worker
-@pytest.mark.long
+@pytest.mark.soak
 def test_the_published_job_in_its_shape(published: Project) -> None:
     """Ten iterations at once; and again with a stop in the second half, gone on with from step 5: the same losses to
     the last digit, the same parameters on all nodes, and a hundred tokens from the end of it."""
@@ -216,8 +216,8 @@ def checkpoints(project: Project, job: str) -> list[Path]:
     return sorted((folder(project, job, "node1") / "checkpoints").glob("step-*"))
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.acceptance
+@pytest.mark.soak
 def test_programs_that_know_nothing_of_us_run_unchanged_also_beside_the_head(cluster: Project, tmp_path: Path) -> None:
     work = user_programs.written(tmp_path / "work")
     user_programs.check_mpi(cluster, work)
@@ -240,8 +240,8 @@ def test_a_programs_secret_is_in_every_process_and_on_no_disk(
     user_programs.check_secret(cluster, user_programs.written(tmp_path / "work"), ("node1", "node2", "node3"))
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.acceptance
+@pytest.mark.soak
 def test_packages_that_nodes_cannot_fetch_are_brought_from_here(cluster: Project, tmp_path: Path) -> None:
     """Really from Python's package index, with what it needs; what the image has, torch among it, is not brought."""
     (tmp_path / "more.txt").write_text("einops==0.8.1  # pure Python\npeft\n")

@@ -16,7 +16,7 @@ import pytest
 from bootstrap_runner import Machine, cuda_module
 from cuda_machine import SETTINGS, step
 
-pytestmark = [pytest.mark.faults, pytest.mark.long, pytest.mark.timeout(5400)]
+pytestmark = [pytest.mark.faults, pytest.mark.soak, pytest.mark.timeout(5400)]
 
 PYTHON_HALF = (
     *("11-gpus", "30-python", "40-libraries", "45-mpi", "50-torch", "52-nccl-tests"),

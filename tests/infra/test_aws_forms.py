@@ -151,7 +151,7 @@ def reservation(name: str, instance_type: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.acceptance
 @pytest.mark.parametrize("stack", LEAST_DISK_GB)
 @settings(max_examples=15, deadline=None)
 @given(data=st.data(), name=st.from_regex(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", fullmatch=True))

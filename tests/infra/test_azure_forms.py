@@ -108,7 +108,7 @@ def test_every_key_is_among_the_generated_settings() -> None:
     assert {*CHOICES, *FIXED} == set(KEYS)
 
 
-@pytest.mark.slow
+@pytest.mark.acceptance
 @given(stack=STACKS, keys=st.fixed_dictionaries(CHOICES))
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 def test_azure_takes_whatever_valid_settings_make(key: Path, stack: str, keys: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from infra.config.settings import ROOT
 from infra.policy import pack
 
 pytest_plugins = ["aws_slurm_program"]
-pytestmark = [pytest.mark.faults, pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.faults, pytest.mark.soak, pytest.mark.timeout(1800)]
 PARTS = ("head_subnet", "queue_subnet", "group", "key", "file_system", "bucket", "rights", "script")
 EXPLAINED = {
     ("DetailedMonitoringValidator", "please set `Monitoring / DetailedMonitoring` to false."): "it warns of what it "

@@ -47,7 +47,7 @@ def state(run: Path, step: int) -> dict[str, object]:
     return checkpoint.read_state(checkpoint.folder_of(run / "checkpoints", step))
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_the_choice_is_measured_kept_and_resumed_bit_for_bit(job: Path, tmp_path: Path, cache: dict[str, str]) -> None:
     """Two ranks with 2 and 3 windows, in micro batches of 2: one trains on two shapes."""
     eager, run, again = tmp_path / "eager", tmp_path / "run", tmp_path / "again"

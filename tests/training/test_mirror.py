@@ -124,7 +124,7 @@ def test_a_server_that_is_away_for_a_while(job: Path, tmp_path: Path, shelf: buc
     assert sorted(waits)[-3] < 2, "a checkpoint waited for the bucket"
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_an_end_without_a_server_is_soon_and_good(
     job: Path, tmp_path: Path, shelf: bucket.BucketFolder, s3: Server
 ) -> None:

@@ -1,0 +1,106 @@
+"""A pytest plugin: a run of the tests fails when it takes more processor time than it may.
+
+The clock says how busy the machine was, processor seconds say what the tests cost everybody from now on. What they
+cost on this machine is compared with a fixed piece of work that is timed beside them: a slow machine has more seconds.
+Only processes of which pytest has seen the end count; real machines do not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from typing import Any
+
+import pytest
+
+REFERENCE_SECONDS = 0.045
+"""Processor seconds of `probe` on the machine for which the budgets were set (two cores, idle)."""
+_SPENT = "processor_seconds"
+_SLOWEST = 10
+_PROBES = 5
+
+_spent_by_workers: list[float] = []
+_spent_by_test: list[tuple[float, str]] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --processor-budget."""
+    parser.addoption(
+        "--processor-budget",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="processor seconds that all tests together may take, on the machine of reference; 0: no bound",
+    )
+
+
+def probe() -> float:
+    """The processor seconds of a fixed piece of work, the best of a few: Python's own, and hashing."""
+    seconds = []
+    for _ in range(_PROBES):
+        began = time.process_time()
+        total = 0
+        for number in range(1_000_000):
+            total += number & 7
+        hashlib.sha256(bytes(16 << 20)).digest()
+        seconds.append(time.process_time() - began)
+    return min(seconds)
+
+
+def _now() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Any:
+    """Remember what each test has taken."""
+    before = _now()
+    yield
+    _spent_by_test.append((_now() - before, item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Take over what a worker of pytest-xdist has counted."""
+    told = getattr(node, "workeroutput", {}).get(_SPENT)
+    if told is not None:
+        _spent_by_workers.append(float(told["total"]))
+        _spent_by_test.extend((float(seconds), str(name)) for seconds, name in told["tests"])
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_sessionfinish(session: pytest.Session) -> Any:
+    """Fail a run that has taken too much. Its workers are gone by then, and have told what they took."""
+    yield
+    slowest = sorted(_spent_by_test, reverse=True)[:_SLOWEST]
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output[_SPENT] = {"total": _now(), "tests": slowest}
+        return
+    budget = session.config.getoption("--processor-budget")
+    if not budget:
+        return
+    # A controller's children are its workers, whose seconds it has in `_now` once they have ended.
+    spent = _now()
+    if _spent_by_workers:
+        spent = max(spent, sum(_spent_by_workers))
+    slowness = max(1.0, probe() / REFERENCE_SECONDS)
+    allowed = budget * slowness
+    said = (
+        f"processor time: {spent:.0f} s of {allowed:.0f} s ({budget:.0f} s on a machine {slowness:.2f} times as fast)"
+    )
+    session.config.stash[_line] = [said, *(f"  {seconds:6.1f} s  {name}" for seconds, name in slowest)]
+    if spent > allowed:
+        session.config.stash[_line].append("above its budget: take as much out as was put in, or move it to make soak")
+        session.exitstatus = max(int(session.exitstatus), int(pytest.ExitCode.TESTS_FAILED))
+
+
+_line = pytest.StashKey[list[str]]()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say it last, where it is seen."""
+    for line in config.stash.get(_line, []):
+        print(line)
