@@ -1,4 +1,4 @@
-"""Pins: each is in the table of `make pins` or has a rule, stands in one version, and its end of support is reported."""
+"""Each pin is in the table of `make pins` or has a rule, stands in one version, and its end is reported."""
 
 from __future__ import annotations
 
