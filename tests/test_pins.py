@@ -1,4 +1,4 @@
-"""Pins: each is in the table of `make pins` or has a rule, stands in one version, and its end of support is reported."""
+"""Each pin is in the table of `make pins` or has a rule, stands in one version, and its end is reported."""
 
 from __future__ import annotations
 
@@ -122,7 +122,13 @@ def test_a_row_says_why_a_pin_is_not_the_newest() -> None:
         ["PIN", "HERE", "NEWEST", "SUPPORT ENDS", "REASON"],
         ["old", "1.0", "2.0", "unknown", "its newest is broken"],
         ["new", "2.0", "2.0", "unknown"],
-        ["bare", "1.0", "not reached", "unknown", "none: raise it, or write its reason into tests/pins/pins.toml"],
+        [
+            "bare",
+            "1.0",
+            registries.NOT_REACHED,
+            "unknown",
+            "none: raise it, or write its reason into tests/pins/pins.toml",
+        ],
         ["system", "9", "no registry", "2027-03-27 (its page)", "as the vendor has it"],
     ]
 
@@ -139,6 +145,16 @@ def test_pip_says_which_is_the_newest(output: str, code: int, newest: str, monke
     done = subprocess.CompletedProcess[str]([], code, output, "")
     monkeypatch.setattr(subprocess, "run", lambda *args, **options: done)
     assert registries.newest_on_pypi("torch") == newest
+
+
+def test_a_package_of_pre_releases_alone_has_a_newest_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pip(argv: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        if "--pre" in argv:
+            return subprocess.CompletedProcess(argv, 0, "api (0.66b2)\n", "")
+        return subprocess.CompletedProcess(argv, 1, "", "ERROR: No matching distribution found for api\n")
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    assert registries.newest_on_pypi("api") == "0.66b2"
 
 
 @pytest.mark.parametrize(

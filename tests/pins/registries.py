@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-NOT_REACHED = "not reached"
+NOT_REACHED = "none, or not reached"
+"""pip ends in the same way where a package has nothing for this machine."""
 _ANSWER_S = 120
 _RELEASE = re.compile(r"v\d+\.\d+\.\d+(?:\+incompatible)?$")
 
@@ -16,9 +17,12 @@ _RELEASE = re.compile(r"v\d+\.\d+\.\d+(?:\+incompatible)?$")
 def newest_on_pypi(name: str) -> str:
     """Return the newest release of a Python package that pip has for this machine, or NOT_REACHED."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    output = _output([*pip, "index", "versions", name])
-    match = re.match(r"\S+ \((\S+)\)", output)
-    return match[1] if match else NOT_REACHED
+    for options in ([], ["--pre"]):  # some packages have pre-releases alone
+        output = _output([*pip, "index", "versions", *options, name])
+        match = re.match(r"\S+ \((\S+)\)", output)
+        if match:
+            return match[1]
+    return NOT_REACHED
 
 
 def newest_go_module(module: str) -> str:
