@@ -5,15 +5,18 @@
     pulumi-language-python          runs Python programs, 26 MB; of an older release, the last whose module has it
     pulumi-language-python-exec     the Python script that it starts a program by
     pulumi-resource-pulumi-python   the shell script that starts the dynamic providers
+    built.json                      what it was built from
 
 Modules are to be had wherever packages are. go.mod names them and go.sum has a hash of each, so that
 none is used that has changed since; Go's public list of hashes, which may be out of reach, is not
-asked. The language host of the command's own release is in no module.
+asked. The language host of the command's own release is in no module. The older one does all that the
+stacks need but start a policy pack by its folder; for that there is the program infra/policy/analyzer.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -122,6 +125,9 @@ def _build(say: Callable[[str], None]) -> None:
         scratch.chmod(0o755)
         for path in scratch.iterdir():
             path.chmod(0o755)
+        record = scratch / "built.json"
+        record.write_text(json.dumps({program: sdk_version(program) for program in PROGRAMS}) + "\n")
+        record.chmod(0o644)
         os.sync()  # the folder is trusted later, so it must survive a crash of the host
         scratch.rename(folder())
     finally:

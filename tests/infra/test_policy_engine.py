@@ -18,6 +18,8 @@ import pytest
 from planted_violations import OWN
 from sample_inputs import without_stack
 
+from fabfile.stacks import pulumi_cli
+
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = {"aws-xeon": "aws", "azure-xeon": "azure-native"}
 SDKS = {"aws-xeon": "pulumi_aws", "azure-xeon": "pulumi_azure_native"}
@@ -90,7 +92,8 @@ def preview(copy: Path, environment: dict[str, str], key_file: Path) -> Iterator
         own = OWN if cluster in PLUGIN else {"cidr": f"10.63.{os.getpid() % 250}.0/24"}
         keys = {**own, "nodes": "2", "publicKey": str(key_file)}
         config = [argument for key, value in keys.items() for argument in ("-c", f"{key}={value}")]
-        return pulumi("preview", "--stack", cluster, "--policy-pack", "infra/policy", *config, **more)
+        pack = pulumi_cli.policy_pack().replace(str(ROOT), str(copy))
+        return pulumi("preview", "--stack", cluster, "--policy-pack", pack, *config, **more)
 
     yield run
     for process, _ in plugins.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import toy_project
 
+from fabfile.stacks import pulumi_cli
 from infra.clouds.local import image_cache, paths
 from infra.errors import OperationError, UsageError
 from infra.pulumi_build import build
@@ -64,6 +66,7 @@ def test_a_build_is_made_once_and_every_user_may_run_it(runs: Path) -> None:
         "pulumi-language-python": 0o755,
         "pulumi-language-python-exec": 0o755,
         "pulumi-resource-pulumi-python": 0o755,
+        "built.json": 0o644,
     }
     assert folder.stat().st_mode & 0o777 == paths.pulumi().stat().st_mode & 0o777 == 0o755
     assert (paths.pulumi() / "bin/pulumi").samefile(folder / "pulumi")
@@ -121,6 +124,19 @@ def test_every_module_is_pinned_by_a_hash() -> None:
         lines = [line.split() for line in (build.SOURCES / program / "go.sum").read_text().splitlines()]
         assert [module, version] in [line[:2] for line in lines]
         assert all(line[2].startswith("h1:") for line in lines)
+
+
+def test_a_built_command_gets_the_policy_pack_as_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its language host cannot start a folder."""
+    (tmp_path / "built").mkdir()
+    (tmp_path / "built/pulumi").write_text("#!/bin/sh\n")
+    (tmp_path / "built/pulumi").chmod(0o755)
+    (tmp_path / "bin").symlink_to("built")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert pulumi_cli.policy_pack() == "infra/policy"
+    (tmp_path / "built/built.json").write_text("{}")
+    pack = Path(pulumi_cli.policy_pack())
+    assert pack == ROOT / "infra/policy/analyzer" and os.access(pack, os.X_OK)
 
 
 def test_make_looks_for_the_command_where_it_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
