@@ -43,15 +43,6 @@ def has_pulumi() -> bool:
     return shutil.which("pulumi") is not None
 
 
-def policy_pack() -> str:
-    """The policy pack, as the `pulumi` on PATH takes it: its folder or, for a command that `make pulumi` has built, its
-    program. The language host of that one is too old to start a folder."""
-    command = shutil.which("pulumi")
-    if command is not None and (Path(command).resolve().parent / "built.json").exists():
-        return str(ROOT / "infra/policy/analyzer")
-    return "infra/policy"
-
-
 def environment() -> dict[str, str]:
     """The environment that pulumi and our own modules run in: this Python, this checkout, no questions."""
     env = dict(os.environ)

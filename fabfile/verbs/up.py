@@ -94,4 +94,4 @@ def checked(stack: str) -> dict[str, Any]:
 
 def _policies(facts: Mapping[str, Any]) -> list[str]:
     """Options that run the policy pack: every cloud's stack is checked before it is made."""
-    return ["--policy-pack", pulumi_cli.policy_pack()] if facts["cloud"] else []
+    return ["--policy-pack", plugins.policy_pack()] if facts["cloud"] else []

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import toy_project
 
-from fabfile.stacks import pulumi_cli
+from fabfile.stacks import plugins
 from infra.clouds.local import image_cache, paths
 from infra.errors import OperationError, UsageError
 from infra.pulumi_build import build
@@ -46,7 +46,7 @@ def runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SDK", build.sdk_version("command"))
     monkeypatch.setenv("VERSION", build.sdk_version("command"))
     monkeypatch.setenv("RUNS", str(home / "runs"))
-    monkeypatch.setattr(build.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     return home / "runs"
 
 
@@ -100,7 +100,7 @@ def test_nothing_is_made_without_go_or_root(runs: Path, home: Path, monkeypatch:
     monkeypatch.setenv("PATH", str(home / "tools"))
     with pytest.raises(UsageError, match="there is no `go` on PATH; install it: pip install"):
         build.build(print)
-    monkeypatch.setattr(build.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UsageError, match=f"^{paths.pulumi()} is root's: build pulumi .* with sudo"):
         build.build(print)
     assert not paths.pulumi().exists()
@@ -133,9 +133,9 @@ def test_a_built_command_gets_the_policy_pack_as_a_program(tmp_path: Path, monke
     (tmp_path / "built/pulumi").chmod(0o755)
     (tmp_path / "bin").symlink_to("built")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert pulumi_cli.policy_pack() == "infra/policy"
+    assert plugins.policy_pack() == "infra/policy"
     (tmp_path / "built/built.json").write_text("{}")
-    pack = Path(pulumi_cli.policy_pack())
+    pack = Path(plugins.policy_pack())
     assert pack == ROOT / "infra/policy/analyzer" and os.access(pack, os.X_OK)
 
 
