@@ -2,7 +2,7 @@
 
 /var/cache/trainyard/pulumi/<key>/
     pulumi                          the command, 122 MB
-    pulumi-language-python          runs Python programs, 26 MB; of an older release, the last whose module has it
+    pulumi-language-python          runs Python programs, 18 MB; of an older release, the last whose module has it
     pulumi-language-python-exec     the Python script that it starts a program by
     pulumi-resource-pulumi-python   the shell script that starts the dynamic providers
     built.json                      what it was built from
