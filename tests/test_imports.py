@@ -19,6 +19,7 @@ OURS = (
     *("infra.config.values", "infra.clouds.naming", "infra.clouds.dynamic_provider"),
     *("infra.state.operation", "infra.state.ownership", "infra.machine"),
     *("infra.clouds.kube_client", "infra.clouds.kube_apply", "infra.training_operator", "infra.job_account"),
+    "infra.go_toolchain",
 )
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The program, the engine, and what reads configuration: never the operator's side.
@@ -48,6 +49,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "infra.machine": (),
     "infra.training_operator": ("infra.errors",),
     "infra.job_account": (),
+    "infra.go_toolchain": ("infra.errors",),
     "infra.user_data": (
         *("infra.errors", "infra.config.settings", "infra.config.kinds", "infra.cloud_config", "yaml", "zopfli"),
     ),

@@ -12,7 +12,7 @@ from infra.clouds.local import ids
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-INSTALLED = {"debian": "Debian packages", "$(VENV)/.demo": ".venv", "pulumi": "pulumi", "key": "an SSH key"}
+INSTALLED = {"debian": "Debian packages", "$(VENV)/.demo": ".venv", "pulumi-at-hand": "pulumi", "key": "an SSH key"}
 """What `make install` needs -> the README's word for it."""
 
 

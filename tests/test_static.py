@@ -213,7 +213,7 @@ def test_make_bench_runs_all_of_them_and_fails_if_one_has(tmp_path: Path) -> Non
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/python").symlink_to(sys.executable)
     (tmp_path / ".test").touch()
-    made = [f"--old-file={name}" for name in ("debian", "pulumi", f"{tmp_path}/.test")]
+    made = [f"--old-file={name}" for name in ("debian", "pulumi-at-hand", f"{tmp_path}/.test")]
     for benches, code in ((f"{tmp_path}/bench_*.py", 2), (f"{tmp_path}/bench_second.py", 0)):
         argv = ["make", *made, "bench", f"VENV={tmp_path}", "SUDO=", f"BENCHES={benches}"]
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60)

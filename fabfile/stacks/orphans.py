@@ -48,7 +48,7 @@ def facts_of(stack: str) -> dict[str, Any]:
                 raise pulumi_cli.unknown(stack) from None
         facts = {"cluster": "local", "cloud": "", "keep_data": False}
     if facts["cloud"] and not pulumi_cli.has_pulumi():
-        install = "curl -fsSL https://get.pulumi.com | sh"
+        install = "curl -fsSL https://get.pulumi.com | sh, or: make pulumi"
         raise Exit(f"stack {stack} is in a cloud: that needs the `pulumi` command ({install})", code=pulumi_cli.USAGE)
     return {**facts, "state": pulumi_cli.identity(stack)}
 

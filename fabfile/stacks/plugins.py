@@ -1,7 +1,7 @@
-"""Fetch Pulumi's plugin for a cloud before a program needs it.
+"""Fetch Pulumi's plugin for a cloud before a program needs it, and name the policy pack as Pulumi takes it.
 
-Left to itself Pulumi fetches it half-way through a preview, says so only among the resources, and tries five times: for
-minutes where a connection hangs.
+Left to itself Pulumi fetches a plugin half-way through a preview, says so only among the resources, and tries five
+times: for minutes where a connection hangs.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 from invoke.exceptions import Exit
 
@@ -38,3 +39,12 @@ def fetch(wanted: Sequence[Sequence[str]]) -> None:
             raise Exit(
                 f"Pulumi's plugin for {name}, {version}, cannot be fetched; nothing was changed; {by_hand}", code=1
             )
+
+
+def policy_pack() -> str:
+    """The policy pack, as the `pulumi` on PATH takes it: its folder or, for a command that `make pulumi` has built, its
+    program. The language host of that one is too old to start a folder."""
+    command = shutil.which("pulumi")
+    if command is not None and (Path(command).resolve().parent / "built.json").exists():
+        return str(pulumi_cli.ROOT / "infra/policy/analyzer")
+    return "infra/policy"

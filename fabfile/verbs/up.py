@@ -18,6 +18,11 @@ from fabfile.stacks import capacity, plugins, pulumi_cli, work_lost
 from fabfile.verbs.config import Change, key_set
 from fabfile.verbs.cost import announce
 
+NO_PULUMI = (
+    "no `pulumi` command here: the embedded engine runs the same program, for local stacks only, without imports, "
+    "policies and history, and with a state that `pulumi` does not read (the command: make pulumi)"
+)
+
 
 @task(help={"nodes": "how many nodes, the head among them: first written to the stack's file, as fab config set does"})
 def up(_c: Context, stack: str = "", yes: bool = False, nodes: Annotated[int, AtLeast(1)] | None = None) -> None:
@@ -80,7 +85,7 @@ def checked(stack: str) -> dict[str, Any]:
     answer = pulumi_cli.answer("preflight", stack, "--state", state)
     announce(answer["bill"])
     if not pulumi_cli.has_pulumi():
-        say("no `pulumi` command here: the embedded engine runs the same program (local stacks only)")
+        say(NO_PULUMI)
     else:
         plugins.fetch(answer["plugins"])
     facts: dict[str, Any] = answer["facts"]
@@ -89,4 +94,4 @@ def checked(stack: str) -> dict[str, Any]:
 
 def _policies(facts: Mapping[str, Any]) -> list[str]:
     """Options that run the policy pack: every cloud's stack is checked before it is made."""
-    return ["--policy-pack", "infra/policy"] if facts["cloud"] else []
+    return ["--policy-pack", plugins.policy_pack()] if facts["cloud"] else []

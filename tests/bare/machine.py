@@ -146,7 +146,9 @@ class BareMachine:
             *(f"--bind={self.directory / 'tmp'}:/tmp", "systemd.mask=systemd-networkd.service"),
         ]
         # Its installer may be out of reach in there. Beside the PATH, so that a bare machine has none.
-        nspawn[-1:-1] = [f"--bind-ro={path}:{PULUMI}/{path.name}" for path in Path("/usr/local/bin").glob("pulumi*")]
+        if command := shutil.which("pulumi"):
+            programs = Path(command).resolve().parent.glob("pulumi*")
+            nspawn[-1:-1] = [f"--bind-ro={path}:{PULUMI}/{path.name}" for path in programs]
         with (self.directory / "console.log").open("wb") as console:
             subprocess.Popen(
                 system_command.in_groups(nspawn, cgroup.make(STACK, self.name)),

@@ -18,6 +18,8 @@ import pytest
 from planted_violations import OWN
 from sample_inputs import without_stack
 
+from fabfile.stacks import plugins
+
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = {"aws-xeon": "aws", "azure-xeon": "azure-native"}
 SDKS = {"aws-xeon": "pulumi_aws", "azure-xeon": "pulumi_azure_native"}
@@ -67,7 +69,7 @@ def environment(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 @pytest.fixture(scope="module")
 def preview(copy: Path, environment: dict[str, str], key_file: Path) -> Iterator[Preview]:
     """Preview the stack of a kind of cluster with the pack."""
-    plugins = {}
+    providers = {}
 
     def pulumi(*argv: str, **more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -83,17 +85,18 @@ def preview(copy: Path, environment: dict[str, str], key_file: Path) -> Iterator
         pulumi("stack", "init", cluster)
         more = {"PLANTS": json.dumps(plants or {})}
         if cluster in PLUGIN:
-            if cluster not in plugins:
-                plugins[cluster] = start(cluster, copy, environment)
-            more["PULUMI_DEBUG_PROVIDERS"] = f"{PLUGIN[cluster]}:{plugins[cluster][1]}"
+            if cluster not in providers:
+                providers[cluster] = start(cluster, copy, environment)
+            more["PULUMI_DEBUG_PROVIDERS"] = f"{PLUGIN[cluster]}:{providers[cluster][1]}"
         # A cluster of the user's may have the network that the file names.
         own = OWN if cluster in PLUGIN else {"cidr": f"10.63.{os.getpid() % 250}.0/24"}
         keys = {**own, "nodes": "2", "publicKey": str(key_file)}
         config = [argument for key, value in keys.items() for argument in ("-c", f"{key}={value}")]
-        return pulumi("preview", "--stack", cluster, "--policy-pack", "infra/policy", *config, **more)
+        pack = plugins.policy_pack().replace(str(ROOT), str(copy))
+        return pulumi("preview", "--stack", cluster, "--policy-pack", pack, *config, **more)
 
     yield run
-    for process, _ in plugins.values():
+    for process, _ in providers.values():
         process.terminate()
         process.wait(timeout=30)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
 from typing import Any
 
@@ -46,6 +47,19 @@ def probe() -> float:
         hashlib.sha256(bytes(16 << 20)).digest()
         seconds.append(time.process_time() - began)
     return min(seconds)
+
+
+def verdict(spent: float, budget: float) -> tuple[list[str], bool]:
+    """Lines that say how much of a budget was spent, and whether it was enough. Both in processor seconds; the budget
+    is that of the machine of reference."""
+    slowness = max(1.0, probe() / REFERENCE_SECONDS)
+    allowed = budget * slowness
+    lines = [
+        f"processor time: {spent:.0f} s of {allowed:.0f} s ({budget:.0f} s on a machine {slowness:.2f} times as fast)"
+    ]
+    if spent > allowed:
+        lines.append("above its budget: take as much out as was put in, or move it to make soak")
+    return lines, spent <= allowed
 
 
 def _now() -> float:
@@ -104,3 +118,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Say it last, where it is seen."""
     for line in config.stash.get(_line, []):
         print(line)
+
+
+def main(argv: list[str]) -> int:
+    """`processor_budget.py SPENT BUDGET`: say how much of a budget was spent; returns 1 if it was not enough."""
+    lines, is_within = verdict(float(argv[0]), float(argv[1]))
+    print("\n".join(lines))
+    return 0 if is_within else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

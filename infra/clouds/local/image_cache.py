@@ -2,8 +2,9 @@
 
 `list` prints JSON: [{id, profile, collectives, over, gb, used_by: [stacks]}]; `over` is the image under Slurm's layer,
 else empty. `unused` prints what `prune` would remove.
-`prune` removes the images, and then the bases, from which no stack's node was booted, and Kubernetes' programs if no
-stack has nodes with it; it prints what it removed.
+`prune` removes the images, and then the bases, from which no stack's node was booted, Kubernetes' programs if no
+stack has nodes with it, and Pulumi's command, where it was built here, if this machine has no stack; it prints what it
+removed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,12 @@ def _unused() -> list[str]:
     """What `prune` would remove, as lines for the user."""
     doomed, bases = _doomed()
     images = [f"image {name} ({what})" for name, what in doomed.items()]
-    return [*images, *(f"base {base.name}" for base in bases), *(f"kubernetes {path.name}" for path in _programs())]
+    return [
+        *images,
+        *(f"base {base.name}" for base in bases),
+        *(f"kubernetes {path.name}" for path in _programs()),
+        *(f"pulumi {path.name} (the command: make pulumi builds it again)" for path in _pulumi_builds()),
+    ]
 
 
 def _programs() -> list[Path]:
@@ -73,14 +79,23 @@ def _programs() -> list[Path]:
     return sorted(path for path in paths.kubernetes().glob("*") if path.is_dir())
 
 
+def _pulumi_builds() -> list[Path]:
+    """The folders of Pulumi's command, if there is no stack, which it could be needed to remove."""
+    if any(paths.home().glob("stacks/*")):
+        return []
+    return sorted(path for path in paths.pulumi().glob("*") if path.is_dir() and not path.is_symlink())
+
+
 @contextmanager
 def _nothing_is_made() -> Iterator[None]:
-    """Hold the locks of bakes and of builds of Kubernetes: a base without an image, and programs without a stack, may
-    be theirs. LockBusy while one of them is at work."""
-    with (
-        operation.lock(paths.images(), exclusive=True, timeout=1.0),
-        operation.lock(paths.kubernetes(), exclusive=True, timeout=1.0),
-    ):
+    """Hold the locks of bakes and of builds of Kubernetes and of Pulumi: a base without an image, and programs without
+    a stack, may be theirs. LockBusy while one of them is at work."""
+    directories = [paths.images(), paths.kubernetes()]
+    if paths.pulumi().exists():
+        directories.append(paths.pulumi())
+    with ExitStack() as locks:
+        for directory in directories:
+            locks.enter_context(operation.lock(directory, exclusive=True, timeout=1.0))
         yield
 
 
@@ -99,7 +114,10 @@ def prune() -> list[str]:
         doomed, bases = _doomed()
         for name in doomed:
             image.remove(name)
-        for folder in (*bases, *_programs()):
+        builds = _pulumi_builds()
+        if builds:
+            (paths.pulumi() / "bin").unlink(missing_ok=True)
+        for folder in (*bases, *_programs(), *builds):
             trees.remove(folder)
     return removed
 

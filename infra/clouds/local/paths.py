@@ -9,10 +9,13 @@
         stacks/<stack>/build/...   the same for a machine that is baking an image
         stacks/<stack>/slurm/...   what nodes with Slurm share: configuration, key, /fsx
         stacks/<stack>/kubernetes/...   likewise with Kubernetes: certificates, its objects, /fsx
+    /var/cache/trainyard/pulumi/
+        <key>/                     Pulumi's command, where it had to be built (pulumi_build/build.py), for all users
+        bin                        a link to the one that was built last
 
-All are accessible to root only, and so is the folder above them: the files in them belong to the machines' users, and
-some are set-id. Bases and images are a cache that outlives stacks (`fab images`, `fab prune`). What is under stacks/ is
-deleted by destroy.
+All in /var/lib/trainyard are accessible to root only, and so is the folder itself: the files in them belong to the
+machines' users, and some are set-id. Bases and images are a cache that outlives stacks (`fab images`, `fab prune`).
+What is under stacks/ is deleted by destroy.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ def close() -> None:
     """
     top = home()
     top.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if "TRAINYARD_HOME" not in os.environ or {path.name for path in top.iterdir()} <= {*PARTS, "bare"}:
+    own_names = {*PARTS, "bare", "pulumi"}
+    if "TRAINYARD_HOME" not in os.environ or {path.name for path in top.iterdir()} <= own_names:
         top.chmod(0o700)
     for name in PARTS:
         (top / name).mkdir(mode=0o700, exist_ok=True)
@@ -57,6 +61,17 @@ def images() -> Path:
 def kubernetes() -> Path:
     """The folder of Kubernetes' programs, of all versions."""
     return home() / "kubernetes"
+
+
+def pulumi() -> Path:
+    """The folder of Pulumi's command as it was built on this machine, of all versions.
+
+    Not in the top directory, which is root's alone: stacks in a cloud are made by other users, too. TRAINYARD_HOME
+    moves it as well.
+    """
+    if "TRAINYARD_HOME" in os.environ:
+        return home() / "pulumi"
+    return Path("/var/cache/trainyard/pulumi")
 
 
 def stack(name: str) -> Path:

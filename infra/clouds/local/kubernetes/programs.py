@@ -22,15 +22,13 @@ import hashlib
 import json
 import os
 import platform
-import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from infra import training_operator
+from infra import go_toolchain, training_operator
 from infra.clouds.local import paths, system_command
 from infra.clouds.local.kubernetes import published
 from infra.errors import OperationError, UsageError
@@ -39,8 +37,6 @@ VERSION = "1.34.4"
 """Kubernetes'. Debian 12's containerd is 1.6, and 1.35 no longer starts where control groups are of version 1."""
 NAMES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
 """Of Kubernetes' programs."""
-GO = (1, 24)
-"""The oldest Go that builds it; a newer one is fetched by this one where a module wants it (GOTOOLCHAIN)."""
 OPERATOR = f"github.com/kubeflow/training-operator/cmd/training-operator.v1@v{training_operator.VERSION}"
 DEFINITION = "pytorchjobs.yaml"
 SOURCES = Path(__file__).parent / "go"
@@ -81,31 +77,13 @@ def check() -> None:
     """Raise UsageError if they are to be built and this machine lacks what that needs. Changes nothing."""
     if are_there():
         return
-    found = _go_version()
-    what = f"scheduler = 'kubernetes' builds programs of Kubernetes {VERSION} once, with Go {GO[0]}.{GO[1]} or newer"
-    if found is None:
-        raise UsageError(f"{what}, and there is no `go` on PATH; install it: pip install -e '.[local-kubernetes]'")
-    if found < GO:
-        raise UsageError(f"{what}, and `go` on PATH is {found[0]}.{found[1]}: pip install -e '.[local-kubernetes]'")
+    purpose = f"scheduler = 'kubernetes' builds programs of Kubernetes {VERSION} once"
+    go_toolchain.check(purpose, "pip install -e '.[local-kubernetes]'")
     home = paths.kubernetes()
     there = next(parent for parent in (home, *home.parents) if parent.exists())
     free = shutil.disk_usage(there).free / 2**30
     if free < NEEDED_GB:
         raise UsageError(f"{there}: {free:.1f} GiB free, and the build of Kubernetes needs {NEEDED_GB:.0f}")
-
-
-def _go_version() -> tuple[int, int] | None:
-    """Of the `go` on PATH; None without one."""
-    if shutil.which("go") is None:
-        return None
-    shown = subprocess.run(["go", "version"], capture_output=True, text=True, check=False, env=_without_home())
-    match = re.search(r"go(\d+)\.(\d+)", shown.stdout)
-    return (int(match[1]), int(match[2])) if match else None
-
-
-def _without_home() -> dict[str, str]:
-    """Go wants a home; sudo may leave none."""
-    return {"HOME": "/root", **os.environ}
 
 
 def build(joins: Sequence[Path], say: Callable[[str], None], check_wanted: Callable[[], None]) -> None:
@@ -166,18 +144,13 @@ def _compile(scratch: Path, packages: Sequence[str], joins: Sequence[Path], chec
     work = scratch / "work"
     sources = work / "go"
     shutil.copytree(SOURCES, sources)
-    settings = {
-        **{"CGO_ENABLED": "0", "GOFLAGS": "-trimpath -buildvcs=false -modcacherw", "HOME": str(work)},
-        **{"GOPATH": str(work / "path"), "GOCACHE": str(work / "cache"), "GOBIN": str(scratch)},
-        "GOWORK": "off",
-    }
     build, smaller = ["build", "-mod=readonly", "-o", f"{scratch}/"], "-ldflags=-s -w"
     for argv in (
         ["go", "-C", str(sources), *build, f"{smaller} {_SETTINGS}", *packages],
         ["go", "-C", str(sources / "coredns"), *build, smaller, "."],
         ["go", "install", smaller, OPERATOR],
     ):
-        command = ["env", *(f"{name}={value}" for name, value in settings.items()), *argv]
+        command = ["env", *go_toolchain.settings(work, scratch), *argv]
         try:
             system_command.run_watched(command, joins, work, timeout=TIMEOUT, check=check)
         except system_command.SystemCommandError as error:

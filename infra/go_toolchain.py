@@ -1,0 +1,58 @@
+"""The Go toolchain that builds Kubernetes' programs and Pulumi's command from their modules."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from infra.errors import UsageError
+
+OLDEST = (1, 24)
+"""The oldest Go that builds them; a newer one is fetched by this one where a module wants it (GOTOOLCHAIN)."""
+
+
+def check(purpose: str, remedy: str) -> None:
+    """Raise UsageError if there is no `go` on PATH that is new enough.
+
+    Args:
+        purpose: what is built, as the first words of the error's line.
+        remedy: the command that installs Go.
+    """
+    needs = f"{purpose}, with Go {OLDEST[0]}.{OLDEST[1]} or newer"
+    installed = version()
+    if installed is None:
+        raise UsageError(f"{needs}, and there is no `go` on PATH; install it: {remedy}")
+    if installed < OLDEST:
+        raise UsageError(f"{needs}, and `go` on PATH is {installed[0]}.{installed[1]}: {remedy}")
+
+
+def version() -> tuple[int, int] | None:
+    """Return the version of the `go` on PATH; None without one."""
+    if shutil.which("go") is None:
+        return None
+    # Go wants a home; sudo may leave none.
+    env = {"HOME": "/root", **os.environ}
+    shown = subprocess.run(["go", "version"], capture_output=True, text=True, check=False, env=env)
+    match = re.search(r"go(\d+)\.(\d+)", shown.stdout)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def settings(work: Path, programs: Path) -> list[str]:
+    """Return the environment of a build, as NAME=VALUE.
+
+    Args:
+        work: folder of all that the build needs and that is removed after it: modules, caches, home.
+        programs: folder that `go install` writes to.
+    """
+    return [
+        "CGO_ENABLED=0",
+        "GOFLAGS=-trimpath -buildvcs=false -modcacherw",
+        "GOWORK=off",
+        f"GOBIN={programs}",
+        f"GOCACHE={work / 'cache'}",
+        f"GOPATH={work / 'path'}",
+        f"HOME={work}",
+    ]

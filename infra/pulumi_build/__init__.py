@@ -1,0 +1,1 @@
+"""Pulumi's command, built once on this machine where its own installer is out of reach."""
