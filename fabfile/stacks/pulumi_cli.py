@@ -20,7 +20,7 @@ from typing import IO, Any, TextIO
 from invoke.exceptions import Exit
 
 from fabfile import output
-from fabfile.stacks import no_home
+from fabfile.stacks import interruption, no_home
 from fabfile.stacks.lock_text import LockText, in_cloud
 
 ROOT = Path(__file__).absolute().parents[2]
@@ -70,8 +70,7 @@ def plugins(cloud: str) -> dict[str, str]:
 
 def ask(argv: Sequence[str], *, stdin: str = "", **more: str) -> str:
     """The output of a command; Exit with its code and message if it fails. `more` are variables of its environment."""
-    env = environment() | more
-    done = subprocess.run(argv, cwd=ROOT, env=env, input=stdin, capture_output=True, text=True, check=False)
+    done = subprocess.run(argv, cwd=ROOT, env=environment() | more, input=stdin, capture_output=True, text=True)
     if done.returncode != 0:
         said = done.stderr.strip() or done.stdout.strip()
         if argv[0] == "pulumi" and (line := no_home.line_for(said)):
@@ -100,9 +99,8 @@ def follow(argv: Sequence[str], **more: str) -> int:
     got: list[int] = []
 
     def hand_on(signum: int) -> None:
-        if process is not None and (signum == signal.SIGTERM or not foreground):
-            with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)
+        if process is not None:
+            interruption.hand_on(process, signum, foreground=foreground, is_pulumi=lock is not None)
 
     def interrupt(signum: int, _frame: object) -> None:
         if signum == signal.SIGINT and ignores_ctrl_c:
@@ -302,5 +300,4 @@ def unknown(stack: str) -> Exit:
 
 def facts_of(stack: str) -> dict[str, Any]:
     """The facts of infra.config.summary from the stack's file; Exit 2 if the file cannot be used."""
-    found: dict[str, Any] = answer("config.summary", stack)
-    return found
+    return dict(answer("config.summary", stack))
