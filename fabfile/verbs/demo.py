@@ -87,6 +87,7 @@ def demo(_c: Context, scheduler: str = "none", job: str = JOB) -> None:
         try:
             for part in story(job, scheduler):
                 _run_part(part, stack)
+            say("\n# the job's figures, with those of gzip on the same text (about 3 s)")
             figures = _figures(stack, f"{job}-1")
         except BaseException:
             say("\nthe demo did not finish: taking its cluster down")
