@@ -21,6 +21,10 @@ pytest_plugins = ["processor_budget"]
 # shows it to its own.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+# Models of tests are so small that torch's threads would mostly spin while they wait for each other: forty times the
+# processor time where the machine is busy.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # Before any test starts a process.
 keyboard_signals.restore()
 
