@@ -20,6 +20,8 @@ from training.outer import quantise
 
 pytest_plugins = ["training_fixtures"]
 
+pytestmark = pytest.mark.acceptance
+
 
 def test_one_cluster_with_plain_averaging_each_step_is_plain_training(job: Path, tmp_path: Path) -> None:
     plain, alone = tmp_path / "plain", tmp_path / "alone"

@@ -216,6 +216,7 @@ def test_the_rotation_turns_pairs_and_back() -> None:
     torch.testing.assert_close(back, x)
 
 
+@pytest.mark.acceptance
 def test_a_compiled_model_has_the_same_loss_and_gradients() -> None:
     eager, ours = model().train(), model().train()
     ours.compile(dynamic=False, backend="aot_eager")

@@ -165,6 +165,7 @@ def test_dropout_depends_on_the_window_and_not_on_its_batch() -> None:
     assert float(ours.eval()(*batch).detach()) == float(ours(*ours.batch(made, seeds)).detach())
 
 
+@pytest.mark.acceptance
 def test_a_compiled_model_is_compiled_once_for_any_number_of_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise it would be compiled again in most steps; and the digits would depend on the steps before."""
     monkeypatch.setattr(torch._dynamo.config, "error_on_recompile", True)
