@@ -189,12 +189,6 @@ def test_a_cluster_that_begins_with_other_parameters_is_refused(job: Path, tmp_p
     assert "round 1: cluster 1 began it with other parameters than this cluster" in two.output(0)
 
 
-def test_a_model_in_shards_is_refused(job: Path, tmp_path: Path) -> None:
-    group = cluster(job, tmp_path / "bucket", tmp_path / "1", 1, "train.parallel=fsdp")
-    assert group.wait() == [2]
-    assert "train.parallel = fsdp; allowed: auto or ddp with outer.exchange" in group.output(0)
-
-
 def test_a_bucket_that_is_not_there_is_refused(job: Path, tmp_path: Path) -> None:
     (tmp_path / "a-file").touch()
     group = cluster(job, tmp_path / "a-file", tmp_path / "1", 1)
