@@ -113,7 +113,15 @@ def edit(path: Path, draw: random.Random) -> None:
     path.write_text(json.dumps(content, sort_keys=True, indent=1) + "\n")
 
 
-MUTATIONS = {flip: 60, truncate: 20, extend: 20, exchange: 20, remove: 8, swap: 12, edit: 40}
+MUTATIONS: dict[Callable[[Path, random.Random], None], int] = {
+    flip: 60,
+    truncate: 20,
+    extend: 20,
+    exchange: 20,
+    remove: 8,
+    swap: 12,
+    edit: 40,
+}
 """How many times each is tried."""
 
 
