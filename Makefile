@@ -26,7 +26,7 @@ PYTHON ?= python3
 PYTEST_ARGS ?= --numprocesses 2 --dist loadscope --no-loadscope-reorder
 VENV := .venv
 BENCHES ?= tests/bench/bench_*.py
-SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,TRAINYARD_HOME,http_proxy,https_proxy,no_proxy,PIP_INDEX_URL,PIP_CERT,GOPROXY)
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,TRAINYARD_HOME,http_proxy,https_proxy,no_proxy,PIP_INDEX_URL,PIP_CERT,GOPROXY,MYPY_CACHE_DIR)
 # Where `make pulumi` keeps what it has built, as infra/pulumi_build/build.py has it too.
 PULUMI_BUILDS := $(if $(TRAINYARD_HOME),$(TRAINYARD_HOME)/pulumi,/var/cache/trainyard/pulumi)
 PULUMI_BUILT := $(PULUMI_BUILDS)/$(shell cat $(CURDIR)/infra/pulumi_build/go/*/go.* | sha256sum | cut -c1-16)

@@ -21,11 +21,16 @@ pytest_plugins = ["processor_budget"]
 # shows it to its own.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+# Models of tests are so small that torch's threads would mostly spin while they wait for each other: forty times the
+# processor time where the machine is busy.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # Before any test starts a process.
 keyboard_signals.restore()
 
-# No deadline for one example: a test machine may be busy, and times are measured in bench/.
-hypothesis.settings.register_profile("trainyard", deadline=None)
+# No deadline for one example: a test machine may be busy, and times are measured in bench/. Each run draws other
+# examples, so fifty of them, half of what is usual, find as much in two runs.
+hypothesis.settings.register_profile("trainyard", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("trainyard")
 
 # Python looks for cycles of garbage after each 700 new objects, in old ones as well. With the clouds' SDKs loaded that

@@ -63,6 +63,9 @@ def test_the_tests_get_nothing_of_the_callers_but_the_way_to_the_archives(tmp_pa
         assert way.items() <= given.items() and not own.keys() & given.keys()
         assert given["HOME"].startswith(f"{tmp_path}/tmp.") and given["HOME"] == calls[0]["environment"]["HOME"]
         assert not Path(given["HOME"]).exists(), "it is removed at the end"
+        assert not Path(given["MYPY_CACHE_DIR"]).is_relative_to(tmp_path), (
+            "a checkout's own would begin empty each time"
+        )
     assert calls[0]["home"] == [], "empty, when the tests begin"
 
 

@@ -10,10 +10,18 @@ import processor_budget
 import pytest
 
 BUSY = """
-import time
-def test_busy():
+import pytest, time
+
+def busy():
     end = time.process_time() + 0.6
     while time.process_time() < end: pass
+
+def test_busy():
+    busy()
+
+@pytest.mark.counted_apart
+def test_with_a_cache():
+    busy()
 """
 
 
@@ -26,24 +34,29 @@ def run(folder: Path, budget: str, *words: str) -> subprocess.CompletedProcess[s
     return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("workers", [(), ("--numprocesses", "1")], ids=["alone", "with workers"])
+@pytest.mark.parametrize(
+    "workers",
+    [pytest.param((), marks=pytest.mark.acceptance), ("--numprocesses", "1")],
+    ids=["alone", "with workers"],
+)
 def test_a_run_above_its_budget_fails_and_names_what_took_it(workers: tuple[str, ...], tmp_path: Path) -> None:
     done = run(tmp_path, "0.1", *workers)
-    assert done.returncode == 1 and "1 passed" in done.stdout, done.stdout + done.stderr
-    assert "above its budget" in done.stdout and "test_it.py::test_busy" in done.stdout
+    assert done.returncode == 1 and "2 passed" in done.stdout, done.stdout + done.stderr
+    assert "above its budget" in done.stdout and " s  test_it.py::test_busy\n" in done.stdout
+    assert "apart from its budget: 1 s of test_it.py::test_with_a_cache\n" in done.stdout
+    assert " s  test_it.py::test_with_a_cache" not in done.stdout
 
 
+@pytest.mark.acceptance
 def test_a_run_within_its_budget_passes(tmp_path: Path) -> None:
     done = run(tmp_path, "1000")
     assert done.returncode == 0 and "processor time: " in done.stdout, done.stdout + done.stderr
 
 
-def test_without_a_budget_nothing_is_said(tmp_path: Path) -> None:
-    done = run(tmp_path, "0")
-    assert done.returncode == 0 and "processor time" not in done.stdout
-
-
 @pytest.mark.parametrize(("spent", "code"), [("10", 0), ("1e9", 1)])
-def test_a_sum_is_judged(spent: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sum_is_judged(
+    spent: str, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor_budget, "probe", lambda: processor_budget.REFERENCE_SECONDS)
     assert processor_budget.main([spent, "100"]) == code
     assert ("above its budget" in capsys.readouterr().out) == bool(code)

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NODES = [Node(name=name, private_ip="127.0.0.1", slots=slots) for name, slots in (("a", 2), ("b", 1), ("c", 1))]
 
 
+@pytest.mark.acceptance
 def test_the_groups_are_each_node_all_nodes_and_every_two() -> None:
     common = {"TRAINYARD_NODES": nodes_to_text(NODES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, "-m", "node.main", "gpu-ranks", "60", "60"]

@@ -96,7 +96,7 @@ def test_the_numa_nodes_of_gpus_are_in_the_order_of_the_bus(tmp_path: Path) -> N
     assert cores.gpu_nodes(tmp_path / "no-driver", bus) == []
 
 
-@pytest.mark.parametrize("rank", range(8))
+@pytest.mark.parametrize("rank", [0, 3, 4, 7])
 def test_a_rank_is_pinned_to_the_cores_of_its_gpus_numa_node(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

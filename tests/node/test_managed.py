@@ -86,6 +86,7 @@ def test_a_job_that_the_head_does_not_know(
     assert order(monkeypatch, capsys, tmp_path / "demo-1") == {"unknown": "demo-1"}
 
 
+@pytest.mark.acceptance
 def test_a_job_goes_on_on_all_its_nodes_with_a_checkpoint_and_without_a_restart(tmp_path: Path) -> None:
     """The real supervisor, with no restart allowed."""
     with job_of(tmp_path, steps=100, pods=2) as job:  # 8 s of them are left when it is asked to go on
@@ -100,6 +101,7 @@ def test_a_job_goes_on_on_all_its_nodes_with_a_checkpoint_and_without_a_restart(
         assert "stopped: step" in job.log and not (job.run_dir / "resize.json").exists()
 
 
+@pytest.mark.acceptance
 def test_a_stop_is_a_stop_whatever_the_manager_wants(tmp_path: Path) -> None:
     with job_of(tmp_path, steps=5000, pods=1) as job:
         job.start(0)

@@ -20,6 +20,7 @@ from node.job import files
 from node.kubernetes import records
 
 
+@pytest.mark.acceptance
 def test_three_pods_train_to_the_end(tmp_path: Path) -> None:
     with job_of(tmp_path) as job:
         assert (job.state["state"], job.state["nodes"], job.state["kubernetes"]) == ("PENDING", [], True)
@@ -47,6 +48,7 @@ def test_one_pod_with_two_ranks_of_which_the_first_alone_has_the_key(tmp_path: P
         assert all("k" * 40 not in files.text(path) for path in there)
 
 
+@pytest.mark.acceptance
 def test_a_pod_that_is_late_is_waited_for(tmp_path: Path) -> None:
     quick = {"node/kubernetes/machines.py": ("_QUIET = 3.0", "_QUIET = 0.1")}
     with job_of(tmp_path, steps=2, changes=quick) as job:
@@ -58,6 +60,7 @@ def test_a_pod_that_is_late_is_waited_for(tmp_path: Path) -> None:
         assert job.ends("SUCCEEDED")["nodes"] == ["machine-0", "machine-1", "machine-2"]
 
 
+@pytest.mark.acceptance
 def test_a_stop_comes_with_a_checkpoint_and_takes_no_pod_along(tmp_path: Path) -> None:
     with job_of(tmp_path, steps=5000) as job:
         for index in range(3):
@@ -69,6 +72,7 @@ def test_a_stop_comes_with_a_checkpoint_and_takes_no_pod_along(tmp_path: Path) -
         assert [job.exits(index) for index in range(3)] == [1, 0, 0], "1: for the operator the job has failed"
 
 
+@pytest.mark.acceptance
 def test_a_time_limit_counts_from_the_start_of_the_first_attempt(tmp_path: Path) -> None:
     with job_of(tmp_path, steps=5000, pods=1, time_limit=4.0) as job:
         time.sleep(1.5)
@@ -79,6 +83,7 @@ def test_a_time_limit_counts_from_the_start_of_the_first_attempt(tmp_path: Path)
         assert 2.0 < record["ended"] - record["started"] < 6.0
 
 
+@pytest.mark.acceptance
 def test_a_rank_that_fails_is_named_and_the_job_is_not_started_again_without_leave(tmp_path: Path) -> None:
     trainer = tmp_path / "trainer.py"
     trainer.write_text(
@@ -120,6 +125,7 @@ def said_to(where: tuple[str, int], data: bytes) -> bytes:
             return b""
 
 
+@pytest.mark.acceptance
 def test_who_has_not_the_token_or_talks_nonsense_is_refused_and_the_job_trains(tmp_path: Path) -> None:
     with job_of(tmp_path, steps=30) as job:
         job.start(0)
@@ -148,6 +154,7 @@ def test_who_has_not_the_token_or_talks_nonsense_is_refused_and_the_job_trains(t
         job.ends("SUCCEEDED")
 
 
+@pytest.mark.acceptance
 def test_a_pod_that_sends_without_end_costs_its_connection_and_no_memory(tmp_path: Path) -> None:
     with job_of(tmp_path, steps=10, pods=2) as job:
         job.start(0)
@@ -168,6 +175,7 @@ def kube_over(job: PodsOfJob, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, env=job.environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.acceptance
 def test_an_end_that_kubernetes_knows_of_is_recorded_once(tmp_path: Path) -> None:
     with job_of(tmp_path) as job:
         done = kube_over(job, "FAILED", "its pod was OOMKilled", "1", "program")
@@ -211,6 +219,7 @@ def test_the_plan_of_a_rank_is_what_a_dry_run_shows() -> None:
     assert "RANK" not in shown
 
 
+@pytest.mark.acceptance
 def test_what_a_pod_says_when_it_is_asked_to_end_is_a_checkpoint(tmp_path: Path) -> None:
     """As when its machine is drained. The pod then ends itself, as if killed, so that the operator makes it again."""
     with job_of(tmp_path, steps=5000, pods=2, restarts=1) as job:
@@ -229,6 +238,7 @@ def test_what_a_pod_says_when_it_is_asked_to_end_is_a_checkpoint(tmp_path: Path)
         assert job.state["nodes"] == ["machine-0", "machine-9"]
 
 
+@pytest.mark.acceptance
 def test_a_job_that_is_to_end_now_ends_at_once(tmp_path: Path) -> None:
     with job_of(tmp_path, steps=5000, pods=1) as job:
         job.start(0)

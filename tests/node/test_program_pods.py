@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pods import PodsOfJob, job_of
 from polling import until
 
@@ -28,6 +29,7 @@ def places(job: PodsOfJob) -> list[str]:
     return sorted(line.split(" place ")[1] for line in job.log.splitlines() if " place " in line)
 
 
+@pytest.mark.acceptance
 def test_a_users_program_runs_in_every_slot_of_the_pods_with_its_secret(tmp_path: Path) -> None:
     asked = program_of(tmp_path, PLACE, secrets=("KEY",))
     with job_of(tmp_path, pods=2, slots=2, job_toml="", program=asked) as job:
@@ -40,6 +42,7 @@ def test_a_users_program_runs_in_every_slot_of_the_pods_with_its_secret(tmp_path
         assert not (job.run_dir / "job.toml").exists()
 
 
+@pytest.mark.acceptance
 def test_a_program_per_node_and_one_for_the_head_alone(tmp_path: Path) -> None:
     for per, expected in (("node", ["0 2 0 0 2", "1 2 0 1 2"]), ("head", ["0 1 0 0 1"])):
         (tmp_path / per).mkdir()
@@ -50,6 +53,7 @@ def test_a_program_per_node_and_one_for_the_head_alone(tmp_path: Path) -> None:
             assert [" ".join(line.split()[:5]) for line in places(job)] == expected, job.everything()
 
 
+@pytest.mark.acceptance
 def test_a_program_is_started_again_in_its_directory_and_ends_with_its_own_exit_code(tmp_path: Path) -> None:
     code = f"{PLACE}import sys; print('there', os.listdir('.')); open('out', 'w').close(); sys.exit(7)"
     with job_of(tmp_path, pods=1, program=program_of(tmp_path, code), restarts=1) as job:
@@ -89,6 +93,7 @@ def test_a_program_that_does_not_end_is_killed(tmp_path: Path) -> None:
         assert job.processes(0, "program.py") == []
 
 
+@pytest.mark.acceptance
 def test_mpis_processes_find_each_other(tmp_path: Path) -> None:
     code = (
         "import os, socket\n"

@@ -21,6 +21,9 @@ from node.requirements import RequirementsError, constraints, ensure
 
 ROOT = Path(__file__).resolve().parents[2]
 
+# Every test here makes an environment and calls pip.
+pytestmark = pytest.mark.acceptance
+
 
 class Image:
     """An environment as an image has one, with `base` 1.0 in it, and a folder of wheels as its index."""

@@ -2,7 +2,8 @@
 
 The clock says how busy the machine was, processor seconds say what the tests cost everybody from now on. What they
 cost on this machine is compared with a fixed piece of work that is timed beside them: a slow machine has more seconds.
-Only processes of which pytest has seen the end count; real machines do not.
+Only processes of which pytest has seen the end count; real machines do not. A test with the mark `counted_apart` has a
+line of its own and nothing of the budget: what it costs depends on a cache that outlives the run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _PROBES = 5
 
 _spent_by_workers: list[float] = []
 _spent_by_test: list[tuple[float, str]] = []
+_spent_apart: list[tuple[float, str]] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -72,7 +74,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Any:
     """Remember what each test has taken."""
     before = _now()
     yield
-    _spent_by_test.append((_now() - before, item.nodeid))
+    tests = _spent_apart if item.get_closest_marker("counted_apart") else _spent_by_test
+    tests.append((_now() - before, item.nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -82,6 +85,7 @@ def pytest_testnodedown(node: Any, error: object) -> None:
     if told is not None:
         _spent_by_workers.append(float(told["total"]))
         _spent_by_test.extend((float(seconds), str(name)) for seconds, name in told["tests"])
+        _spent_apart.extend((float(seconds), str(name)) for seconds, name in told["apart"])
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -91,23 +95,19 @@ def pytest_sessionfinish(session: pytest.Session) -> Any:
     slowest = sorted(_spent_by_test, reverse=True)[:_SLOWEST]
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output[_SPENT] = {"total": _now(), "tests": slowest}
+        output[_SPENT] = {"total": _now(), "tests": slowest, "apart": _spent_apart}
         return
     budget = session.config.getoption("--processor-budget")
     if not budget:
         return
+
     # A controller's children are its workers, whose seconds it has in `_now` once they have ended.
-    spent = _now()
-    if _spent_by_workers:
-        spent = max(spent, sum(_spent_by_workers))
-    slowness = max(1.0, probe() / REFERENCE_SECONDS)
-    allowed = budget * slowness
-    said = (
-        f"processor time: {spent:.0f} s of {allowed:.0f} s ({budget:.0f} s on a machine {slowness:.2f} times as fast)"
-    )
-    session.config.stash[_line] = [said, *(f"  {seconds:6.1f} s  {name}" for seconds, name in slowest)]
-    if spent > allowed:
-        session.config.stash[_line].append("above its budget: take as much out as was put in, or move it to make soak")
+    spent = max(_now(), sum(_spent_by_workers)) - sum(seconds for seconds, _ in _spent_apart)
+    lines, is_within = verdict(spent, budget)
+    lines += [f"  {seconds:6.1f} s  {name}" for seconds, name in slowest]
+    lines += [f"apart from its budget: {seconds:.0f} s of {name}" for seconds, name in _spent_apart]
+    session.config.stash[_line] = lines
+    if not is_within:
         session.exitstatus = max(int(session.exitstatus), int(pytest.ExitCode.TESTS_FAILED))
 
 

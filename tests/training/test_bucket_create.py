@@ -15,9 +15,10 @@ import bucket_servers
 from training.store import bucket
 
 KINDS = {"directory": bucket_servers.directory, "s3": bucket_servers.s3, "blobs": bucket_servers.blobs}
+SERVERS = [pytest.param(kind, marks=pytest.mark.acceptance) for kind in ("s3", "blobs")]
 
 
-@pytest.fixture(params=list(KINDS))
+@pytest.fixture(params=["directory", *SERVERS])
 def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     with KINDS[request.param](tmp_path / "server") as server:
         for name, value in server.environment.items():

@@ -20,6 +20,8 @@ from training.outer import quantise
 
 pytest_plugins = ["training_fixtures"]
 
+pytestmark = pytest.mark.acceptance
+
 
 def test_one_cluster_with_plain_averaging_each_step_is_plain_training(job: Path, tmp_path: Path) -> None:
     plain, alone = tmp_path / "plain", tmp_path / "alone"
@@ -185,12 +187,6 @@ def test_a_cluster_that_begins_with_other_parameters_is_refused(job: Path, tmp_p
     assert two.wait() == [1]
     one.kill()
     assert "round 1: cluster 1 began it with other parameters than this cluster" in two.output(0)
-
-
-def test_a_model_in_shards_is_refused(job: Path, tmp_path: Path) -> None:
-    group = cluster(job, tmp_path / "bucket", tmp_path / "1", 1, "train.parallel=fsdp")
-    assert group.wait() == [2]
-    assert "train.parallel = fsdp; allowed: auto or ddp with outer.exchange" in group.output(0)
 
 
 def test_a_bucket_that_is_not_there_is_refused(job: Path, tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from training.checkpoint.files import folder_of
 
 pytest_plugins = ["training_fixtures"]
 
+pytestmark = pytest.mark.acceptance
+
 on_a_card = pytest.mark.skipif(
     not (Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi")), reason="no NVIDIA GPU here"
 )

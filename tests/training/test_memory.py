@@ -115,6 +115,7 @@ def test_the_limit_is_that_of_any_control_group_above(tmp_path: Path) -> None:
     assert control_group(tmp_path / "none", "3:memory:/\n", none) == whole
 
 
+@pytest.mark.acceptance
 def test_70b_is_planned_in_little_memory() -> None:
     """What a job does before the first step: an outline, the sum, and the model without its values."""
     code = """

@@ -230,9 +230,3 @@ def test_a_mirror_that_cannot_be_asked_is_no_beginning_from_nothing(
     assert group.wait(120) == [1, 1]
     assert f"error: rank 0 (node0): {shelf.url}/run: no answer" in group.output(1)
     assert "step 1/" not in group.output()
-
-
-def test_an_address_that_is_none(job: Path, tmp_path: Path) -> None:
-    group = start(job, tmp_path / "run", 1, ["checkpoint.mirror=shelf/runs"])
-    assert group.wait() == [2]
-    assert 'checkpoint.mirror = "shelf/runs"; allowed: none, or an s3://, abfs:// or file:// address' in group.output()

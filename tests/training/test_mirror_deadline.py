@@ -45,6 +45,7 @@ def sent(tmp_path: Path) -> Iterator[tuple[Mirror, list[str]]]:
     one.finish(lambda: None, lambda: 0.0)
 
 
+@pytest.mark.acceptance
 def test_an_upload_that_does_not_end_is_left_before_the_end_and_said(sent: tuple[Mirror, list[str]]) -> None:
     one, said = sent
     began = time.monotonic()
@@ -54,6 +55,7 @@ def test_an_upload_that_does_not_end_is_left_before_the_end_and_said(sent: tuple
     assert said == [f"warning: {one.url}: no time is left for the upload: {where}"]
 
 
+@pytest.mark.acceptance
 def test_without_an_end_it_is_waited_for_as_long_as_something_moves(
     sent: tuple[Mirror, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

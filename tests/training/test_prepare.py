@@ -140,7 +140,10 @@ def sources(folder: Path, kind: str) -> list[str]:
     return hub.get(kind, [str(home / "0.jsonl"), str(home / "1.jsonl")])
 
 
-@pytest.mark.parametrize("kind", ["glob", "jsonl", "parquet", "hub", "stream"])
+@pytest.mark.parametrize(
+    "kind",
+    ["glob", "jsonl", "parquet", *(pytest.param(kind, marks=pytest.mark.acceptance) for kind in ("hub", "stream"))],
+)
 def test_every_kind_of_source_gives_the_same_tokens(folder: Path, ranks: Path, tmp_path: Path, kind: str) -> None:
     pytest.importorskip({"parquet": "pyarrow", "hub": "datasets", "stream": "datasets"}.get(kind, "json"))
     assert run("--out", tmp_path / "files", "--ranks", ranks, "--val-fraction", 0.1, folder) == 0
@@ -223,7 +226,11 @@ def test_one_large_file_is_divided_and_loses_nothing(ranks: Path, tmp_path: Path
     assert facts["train"]["documents"] <= facts["val"]["documents"] + 1
 
 
-@pytest.mark.parametrize("text_", [" " * 1_000_000 + "x", "\n" * 900_000 + "x", "a" * 1_000_000, "漢" * 300_000])
+@pytest.mark.parametrize(
+    "text_",
+    [" " * 1_000_000 + "x", "\n" * 900_000 + "x", "a" * 1_000_000, "漢" * 300_000],
+    ids=["spaces", "lines", "letters", "ideographs"],  # pytest would put the text itself into the name
+)
 def test_text_that_is_hard_on_the_pattern(ranks: Path, tmp_path: Path, text_: str) -> None:
     (tmp_path / "hard.txt").write_text(text_)
     assert run("--out", tmp_path / "out", "--ranks", ranks, "--val-fraction", 0, tmp_path / "hard.txt") == 0

@@ -24,7 +24,10 @@ SERVERS = {"directory": bucket_servers.directory, "s3": bucket_servers.s3, "blob
 COUNT = 60
 
 
-@pytest.fixture(scope="module", params=list(SERVERS))
+@pytest.fixture(
+    scope="module",
+    params=["directory", *(pytest.param(kind, marks=pytest.mark.acceptance) for kind in ("s3", "blobs"))],
+)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with SERVERS[request.param](tmp_path_factory.mktemp("server") / "data") as server:
         yield server

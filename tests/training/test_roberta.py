@@ -82,17 +82,6 @@ def test_their_weights_open_in_ours(tmp_path: Path) -> None:
         hugging_face.load(Roberta(Shape(n_layer=2, n_head=4, n_embd=32, block_size=16, vocab_size=80)), tmp_path)
 
 
-@pytest.mark.parametrize(("size", "expected"), [((12, 12, 768), 124_697_433), ((24, 16, 1024), 355_412_057)])
-def test_the_published_sizes(size: tuple[int, int, int], expected: int) -> None:
-    """Of Hugging Face's RobertaForMaskedLM for roberta-base and roberta-large; with GPT-2's 50,257 tokens."""
-    layers, heads, width = size
-    keys = ModelSection(architecture="roberta", n_layer=layers, n_head=heads, n_embd=width, block_size=512)
-    shape = Roberta.shape_of(keys, 50_257)
-    assert shape.vocab_size == 50_265
-    with torch.device("meta"):
-        assert sum(p.numel() for p in Roberta(shape).parameters()) == expected
-
-
 def test_a_vocabulary_without_room_for_the_special_tokens_is_refused() -> None:
     assert Roberta.shape_of(ModelSection(vocab_size=72), TOKENS).vocab_size == 72
     with pytest.raises(JobError, match=r"^model.vocab_size = 71: 67 tokens .*; allowed: 0 or at least 72$"):
@@ -165,6 +154,7 @@ def test_dropout_depends_on_the_window_and_not_on_its_batch() -> None:
     assert float(ours.eval()(*batch).detach()) == float(ours(*ours.batch(made, seeds)).detach())
 
 
+@pytest.mark.acceptance
 def test_a_compiled_model_is_compiled_once_for_any_number_of_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise it would be compiled again in most steps; and the digits would depend on the steps before."""
     monkeypatch.setattr(torch._dynamo.config, "error_on_recompile", True)

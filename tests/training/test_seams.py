@@ -69,12 +69,6 @@ def test_another_model_is_trained_resumed_and_read_by_the_same_loop(job: Path, t
     assert f"error: model.architecture = gpt2; allowed: {name}, as in this run's checkpoints" in group.output()
 
 
-def test_an_architecture_that_does_not_exist_is_one_line(job: Path, tmp_path: Path) -> None:
-    group = start(job, tmp_path / "run", 1, ["model.architecture=gpt3"])
-    assert group.wait() == [2]
-    assert 'error: model.architecture = "gpt3"; allowed: gpt2 | llama | roberta (text)' in group.output()
-
-
 def shard(folder: Path, shards: int) -> None:
     """Writes a checkpoint anew as several ranks would that each hold a part of the tensors."""
     parts = {part: checkpoint.read_part(folder, part) for part in ("model", "optimizer")}

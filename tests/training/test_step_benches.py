@@ -47,15 +47,6 @@ def test_a_gpu_that_is_asked_for_and_not_there_is_one_line(
     assert error.startswith("--device cuda: no GPU here") and not bench.measured
 
 
-def test_without_a_gpu_it_says_that_the_cpu_is_measured(
-    bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(bench, monkeypatch, card=False)
-    assert capsys.readouterr().out.startswith("no GPU here: measured on the CPU\n")
-    small = {"bench_roberta_step": "base", "bench_llama_step": "small"}[bench.__name__]
-    assert bench.measured[0] == (small, "fp32", "cpu")
-
-
 def test_a_gpu_measures_the_large_size_in_both_precisions(
     bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,8 @@ from training.store import bucket, transfer
 pytest.importorskip("s3fs", reason="the buckets' libraries are not installed")
 pytest_plugins = ["training_fixtures"]
 
+pytestmark = pytest.mark.acceptance
+
 
 @pytest.fixture(scope="module", params=list(SERVERS))
 def any_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:

@@ -59,6 +59,7 @@ def by_datasets(program: str, *args: str) -> Any:
     return json.loads(subprocess.run(argv, capture_output=True, text=True, check=True, timeout=120).stdout)
 
 
+@pytest.mark.acceptance
 def test_without_shuffling_it_is_the_order_in_which_datasets_streams_the_folder(c4: Path, streamed: Path) -> None:
     program = """
 rows = datasets.load_dataset("json", data_files={"train": sys.argv[1]}, split="train", streaming=True)
@@ -68,6 +69,7 @@ print(json.dumps([row["text"] for row in rows]))
     assert texts(streamed, TEXTS, shuffle=0) == usual
 
 
+@pytest.mark.acceptance
 def test_the_splits_of_a_folder_are_those_that_datasets_finds(c4: Path) -> None:
     program = """
 found = datasets.load_dataset_builder(sys.argv[1]).config.data_files

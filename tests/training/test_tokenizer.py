@@ -54,7 +54,7 @@ def same(pair: Pair, texts: list[tuple[str, bool]]) -> None:
     assert fast.encode(raw).tolist() == slow.encode(raw).tolist()
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.tuples(TEXTS, st.booleans()), max_size=6))
 def test_both_engines_make_the_same_tokens_of_any_texts(pair: Pair, texts: list[tuple[str, bool]]) -> None:
     same(pair, texts)
@@ -72,10 +72,10 @@ def test_both_engines_agree_on_characters_of_every_category(pair: Pair) -> None:
             same(pair, [(f"a{c}a 1{c}1 .{c}. {c} {c}{c}a\n{c}\nA{c}a'{c}s  {c}B{c} \n{c}\r\n{c}", True)])
 
 
-@pytest.mark.parametrize("run_of", [" ", "\n", " \n", "\u3000", "a", "A", "1", "=", "\u0301", "漢", "ab"])
+@pytest.mark.parametrize("run_of", [" ", "\n", "\u3000", "a", "1", "=", "\u0301", "漢"])
 def test_both_engines_agree_on_long_runs(pair: Pair, run_of: str) -> None:
     """Also on white space that tiktoken gives up on, where the text is cut into slices."""
-    for length in (70_000, 300_000, 1_000_000) if run_of.isspace() else (70_000, 300_000):
+    for length in (70_000, 1_000_000) if run_of.isspace() else (300_000,):
         same(pair, [("x", True), ("q " + run_of * (length // len(run_of)) + "x", True), ("y", False)])
 
 
