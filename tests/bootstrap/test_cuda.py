@@ -192,6 +192,7 @@ def test_a_build_serves_newer_gpus_of_its_generation_only() -> None:
     assert not build.serves([], "sm_70")
 
 
+@pytest.mark.acceptance
 def test_torch_is_asked_what_it_is_built_for(tmp_path: Path) -> None:
     """The torch of this environment: built with CUDA 13 or without CUDA, but in no case for Volta."""
     pytest.importorskip("torch")
