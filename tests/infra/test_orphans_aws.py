@@ -18,7 +18,7 @@ from infra.errors import OperationError, UsageError
 UNSUPPORTED = "the answer is none of AWS's: is there such a call at this endpoint?"
 
 
-@pytest.fixture(params=["aws-xeon", "aws-gpu"])
+@pytest.fixture(params=["aws-xeon", pytest.param("aws-gpu", marks=pytest.mark.acceptance)])
 def settings(good: dict[str, str], request: pytest.FixtureRequest) -> Settings:
     return moto_cloud.settings_of(request.param, good["publicKey"])
 
