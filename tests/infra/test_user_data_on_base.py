@@ -13,6 +13,8 @@ from infra import user_data
 from infra.clouds.local import paths
 from infra.config.settings import Settings, load
 
+pytestmark = pytest.mark.acceptance  # it needs a base, which a cluster of real machines has made
+
 
 @pytest.fixture
 def wanted(good: dict[str, str]) -> Settings:
