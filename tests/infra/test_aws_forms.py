@@ -11,7 +11,7 @@ import aws_judge
 import boto3
 import pytest
 from aws_mocks import ACCOUNT, OURS, Amazon
-from aws_xeon_program import cent
+from aws_xeon_program import OWN, cent
 from bad_settings import as_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +23,6 @@ from infra.config.keys import KEYS
 from infra.config.settings import ROOT, load
 from infra.prices import table
 
-OWN = {"adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org"}
 LONG = "a" * 32
 """The longest name of a stack."""
 STACKS = [
