@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +53,9 @@ def test_what_was_skipped_is_named_after_a_step_that_passed(
 ) -> None:
     (tmp_path / "test_played.py").write_text(TESTS)
     argv = [sys.executable, "-m", "pytest", "-ra", "-p", "no:cacheprovider", "test_played.py"]
-    output = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120).stdout
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    output = done.stdout
     assert "3 skipped" in output
     assert bare.passes(played("debian12", output, 0), "test")
     said = [line.partition("debian12: ")[2] for line in capsys.readouterr().out.splitlines()]

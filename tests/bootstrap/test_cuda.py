@@ -152,6 +152,7 @@ def driverless(gpus: Machine) -> Machine:
     return gpus
 
 
+@pytest.mark.acceptance
 def test_the_lock_of_the_package_lists_is_waited_for(driverless: Machine) -> None:
     """apt itself waits for dpkg's lock only."""
     with lists_held(driverless, 4):
@@ -164,6 +165,7 @@ def test_the_lock_of_the_package_lists_is_waited_for(driverless: Machine) -> Non
     assert sum(" update" in line for line in calls) >= 2 and sum(" install " in line for line in calls) == 1
 
 
+@pytest.mark.acceptance
 def test_a_lock_that_is_never_given_back_is_the_reason(driverless: Machine) -> None:
     functions = driverless.root / "bootstrap/gpu.sh"
     assert "SECONDS + 300" in functions.read_text()
@@ -192,6 +194,7 @@ def test_a_build_serves_newer_gpus_of_its_generation_only() -> None:
     assert not build.serves([], "sm_70")
 
 
+@pytest.mark.acceptance
 def test_torch_is_asked_what_it_is_built_for(tmp_path: Path) -> None:
     """The torch of this environment: built with CUDA 13 or without CUDA, but in no case for Volta."""
     pytest.importorskip("torch")

@@ -12,6 +12,8 @@ import pytest
 from bootstrap_runner import Machine
 from cuda_machine import SETTINGS, step
 
+pytestmark = pytest.mark.acceptance
+
 PLUGIN = "opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net-ofi.so"
 NO_PLUGIN = "no plugin for NCCL (aws-ofi-nccl): collectives would go over TCP"
 FI_INFO = "provider: efa\n    domain: rdmap83s0-rdm\nprovider: efa\n    domain: rdmap83s0-dgrm\n"

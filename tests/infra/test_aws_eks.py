@@ -49,7 +49,7 @@ def test_who_runs_up_administers_it_by_an_access_entry(eks_program: Program, mon
     assert ran["operator-rights"].inputs["policyArn"].endswith("cluster-access-policy/AmazonEKSClusterAdminPolicy")
     monkeypatch.setattr(zones, "check_offer", lambda *_: None)
     monkeypatch.setattr(table, "is_priced", lambda *_: True)
-    china = eks_program(region="cn-northwest-1", zone="cnnw1-az1")["operator-rights"].inputs["policyArn"]
+    china = eks_program(region="cn-northwest-1", zone="cnnw1-az1", shared=False)["operator-rights"].inputs["policyArn"]
     assert china.startswith("arn:aws-cn:eks::aws:")
 
 
@@ -133,7 +133,7 @@ def test_a_reservation_is_used_in_its_own_placement_group(
     eks_program: Program, monkeypatch: pytest.MonkeyPatch, group: str, block: bool
 ) -> None:
     monkeypatch.setattr(capacity, "given", lambda *_: capacity.Given(RESERVATION, group, block))
-    ran = eks_program(capacityReservation=RESERVATION)
+    ran = eks_program(capacityReservation=RESERVATION, shared=False)
     template = ran["gpus-template"].inputs
     target = template["capacityReservationSpecification"]["capacityReservationTarget"]
     assert target == {"capacityReservationId": RESERVATION}

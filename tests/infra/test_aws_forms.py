@@ -11,7 +11,7 @@ import aws_judge
 import boto3
 import pytest
 from aws_mocks import ACCOUNT, OURS, Amazon
-from aws_xeon_program import cent
+from aws_xeon_program import OWN, cent
 from bad_settings import as_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +23,6 @@ from infra.config.keys import KEYS
 from infra.config.settings import ROOT, load
 from infra.prices import table
 
-OWN = {"adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org"}
 LONG = "a" * 32
 """The longest name of a stack."""
 STACKS = [
@@ -83,15 +82,25 @@ def test_there_are_stacks_on_aws() -> None:
     assert {"aws-xeon", "aws-gpu"} <= set(STACKS)
 
 
-@pytest.mark.parametrize(
-    ("stack", "what"), [(stack, what) for stack in STACKS for what in CHANGES if what not in REFUSED.get(stack, ())]
-)
-def test_all_that_a_stack_declares_has_a_form_that_aws_accepts(program: Program, stack: str, what: str) -> None:
+def check_forms(program: Program, stack: str, what: str) -> None:
     changed = CHANGES[what]
     if "profile" in changed and stack_file.read(stack)["profile"] == "cuda":
         changed = {"instanceType": "p5.48xlarge"}  # it has no other profile, but types with other software
     assert aws_judge.declared(program(stack, **changed)) == []
     assert aws_judge.declared(program(stack, LONG, **changed)) == []
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_all_that_a_stack_declares_has_a_form_that_aws_accepts(program: Program, stack: str) -> None:
+    check_forms(program, stack, "all keys")
+
+
+@pytest.mark.acceptance
+@pytest.mark.parametrize(
+    ("stack", "what"), [(stack, what) for stack in STACKS for what in CHANGES if what not in REFUSED.get(stack, ())]
+)
+def test_so_it_has_with_other_settings(program: Program, stack: str, what: str) -> None:
+    check_forms(program, stack, what)
 
 
 RESERVED, BLOCK = "cr-0123456789abcdef0", "cr-0123456789abcdef1"
@@ -234,22 +243,26 @@ WRONG: dict[str, tuple[str, str, object]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def logged(program: Program) -> Ran:
+    return program("aws-xeon", flowLogs=True)
+
+
 @pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_form_is_found_and_nothing_else(program: Program, what: str) -> None:
+def test_a_wrong_form_is_found_and_nothing_else(logged: Ran, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     name, key, value = WRONG[what]
-    ran = program("aws-xeon", flowLogs=True)
-    one = ran[name]
-    ran.declared[name] = replace(one, inputs={**one.inputs, key: value})
-    found = aws_judge.declared(ran)
+    one = logged[name]
+    monkeypatch.setitem(logged.declared, name, replace(one, inputs={**one.inputs, key: value}))
+    found = aws_judge.declared(logged)
     assert found, what
     if key != "cidrBlock":
         assert all(line.startswith(f"{name}: ") for line in found), found
 
 
-def test_a_type_that_nobody_has_entered_is_found(program: Program) -> None:
-    ran = program("aws-xeon")
-    ran.declared["network"] = replace(ran["network"], type="aws:lambda/function:Function")
-    assert aws_judge.declared(ran) == [
+def test_a_type_that_nobody_has_entered_is_found(logged: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = replace(logged["network"], type="aws:lambda/function:Function")
+    monkeypatch.setitem(logged.declared, "network", unknown)
+    assert aws_judge.declared(logged) == [
         "network: nothing is known of aws:lambda/function:Function; enter it in aws_calls.py"
     ]
 

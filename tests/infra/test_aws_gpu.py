@@ -17,7 +17,8 @@ import pytest
 from aws_mocks import RESERVATION, UBUNTU, Amazon
 from aws_xeon_program import OWN, cent, machines, one, stage, unpacked
 from bad_settings import as_text
-from program_recorder import Ran, run
+from program_recorder import Ran
+from recorded_runs import RecordedRuns
 
 from infra.clouds.aws import api, image, machine_types, quota
 from infra.clusters import aws_gpu
@@ -29,6 +30,7 @@ from infra.prices import table
 STACK = "aws-gpu"
 TYPES = machine_types.GPU_TYPES
 Program = Callable[..., Ran]
+_RUNS = RecordedRuns()
 
 
 @pytest.fixture
@@ -40,8 +42,9 @@ def keys(key_file: Path) -> dict[str, str]:
 def program(keys: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Program:
     monkeypatch.setattr(table, "line", cent)
 
-    def of_gpus(**changed: object) -> Ran:
-        return run({**keys, **{key: as_text(value) for key, value in changed.items()}}, Amazon(), stack=STACK)
+    def of_gpus(*, shared: bool = True, **changed: object) -> Ran:
+        raw = {**keys, **{key: as_text(value) for key, value in changed.items()}}
+        return _RUNS.run(raw, Amazon(), stack=STACK, shared=shared)
 
     return of_gpus
 
@@ -178,7 +181,7 @@ def test_a_reservation_or_a_block_is_used_by_its_id(
     monkeypatch.setattr(api, "client", lambda *_: None)
     monkeypatch.setattr(api, "instances", lambda *_: [])
     monkeypatch.setattr(api, "pages", lambda *_args, **_kw: [reservation])
-    ran = program(instanceType="p4d.24xlarge", capacityReservation=RESERVATION)
+    ran = program(instanceType="p4d.24xlarge", capacityReservation=RESERVATION, shared=False)
     target = machines(ran)[0].inputs["capacityReservationSpecification"]["capacityReservationTarget"]
     assert target == {"capacityReservationId": RESERVATION}
     markets = [template.get("instanceMarketOptions") for template in templates(ran)]

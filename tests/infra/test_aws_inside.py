@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import aws_judge
 import boto3
+import moto_cloud
 import pytest
 from ssm_agent import REGION, Agent, amazon, answering, instance
 
 from infra import user_data
-from infra.clouds.aws import api, builder, host_key, ssm
+from infra.clouds.aws import builder, host_key, ssm
 from infra.clouds.aws.builder import BakedProvider, BakeError, SealedProvider
 from infra.clouds.aws.host_key import HostKeyProvider
 from infra.clouds.aws.ssm import ManagedMachine, SsmCommandError
@@ -43,9 +43,7 @@ def agent(moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
         monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-        boto3.setup_default_session()
-        aws_judge.watch(boto3.DEFAULT_SESSION)
-        api.client.cache_clear()
+        moto_cloud.start_session()
         monkeypatch.setattr(ssm, "POLL", 0.01)
         monkeypatch.setattr(builder, "POLL", 0.01)
         yield agent

@@ -87,7 +87,7 @@ def test_another_bootstrap_is_another_image_beside_the_old_one(
     before = program()
     original = user_data._scripts
     monkeypatch.setattr(user_data, "_scripts", lambda *which: [*original(*which), ("new.sh", b"#!/bin/sh\n", "0755")])
-    after = program()
+    after = program(shared=False)
     old, new = stage(before), stage(after)
     assert not set(old.values()) & set(new.values())
     assert after[new["image"]].inputs["name"] != before[old["image"]].inputs["name"]
@@ -189,7 +189,7 @@ def test_nodes_are_put_into_a_reservation_of_the_users_own(
     program: Program, monkeypatch: pytest.MonkeyPatch, group: str
 ) -> None:
     monkeypatch.setattr(capacity, "given", lambda *_: capacity.Given(RESERVATION, group))
-    ran = program(capacityReservation=RESERVATION)
+    ran = program(capacityReservation=RESERVATION, shared=False)
     target = {"capacityReservationTarget": {"capacityReservationId": RESERVATION}}
     assert [node.inputs["capacityReservationSpecification"] for node in machines(ran)] == [target] * 3
     assert "reserved" not in ran.declared and ran.of("PlacementGroup") == []

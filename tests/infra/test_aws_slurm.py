@@ -149,7 +149,7 @@ def test_a_reservation_is_used_in_its_own_placement_group(
         return capacity.Given(RESERVATION, group)
 
     monkeypatch.setattr(capacity, "given", given)
-    queue = configuration(slurm_program(capacityReservation=RESERVATION))["Scheduling"]["SlurmQueues"][0]
+    queue = configuration(slurm_program(capacityReservation=RESERVATION, shared=False))["Scheduling"]["SlurmQueues"][0]
     assert queue["Networking"]["PlacementGroup"] == placement
     target = queue["ComputeResources"][0]["CapacityReservationTarget"]
     assert target == {"CapacityReservationId": RESERVATION} and asked == [2], "the head is not in it"

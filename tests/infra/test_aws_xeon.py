@@ -53,7 +53,7 @@ def test_no_argument_is_a_plain_dict(program: Program) -> None:
 def test_a_plain_dict_would_be_seen(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aws.ec2, "LaunchTemplateMetadataOptionsArgs", dict)
     monkeypatch.setattr(aws.ec2, "LaunchTemplateBlockDeviceMappingArgs", dict)
-    assert program().plain_dicts == ["template.block_device_mappings", "template.metadata_options"]
+    assert program(shared=False).plain_dicts == ["template.block_device_mappings", "template.metadata_options"]
 
 
 def test_no_secret_is_in_any_resource(program: Program, key_file: Path) -> None:

@@ -17,7 +17,7 @@ from infra.config.settings import Settings, load
 from infra.errors import UsageError
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)  # each copies bootstrap/
 @given(data=st.data())
 def test_an_image_s_name_changes_with_any_byte_of_the_bootstrap_but_its_comments(
     data: st.DataObject, good: dict[str, str], tmp_path_factory: pytest.TempPathFactory

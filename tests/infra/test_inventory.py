@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from inventory_values import KUBE_CLUSTERS, ssh_clusters
 
@@ -46,16 +46,11 @@ GOOD: dict[str, Any] = json.loads(
 )
 
 
+@settings(max_examples=40)  # each draws some hundred values
 @given(ssh_clusters() | KUBE_CLUSTERS)
 def test_what_is_written_is_read_back(cluster: Cluster) -> None:
     assert from_json(to_json(cluster)) == cluster
     assert to_json(from_json(to_json(cluster))) == to_json(cluster)
-
-
-@given(ssh_clusters())
-def test_the_head_is_first(cluster: SshCluster) -> None:
-    assert cluster.head.role == "head"
-    assert [node.role for node in cluster.nodes[1:]] == ["worker"] * (len(cluster.nodes) - 1)
 
 
 def test_an_inventory_that_an_older_version_wrote_is_read_and_written_the_same() -> None:

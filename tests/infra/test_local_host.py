@@ -30,11 +30,6 @@ Check = Callable[..., str]
 
 
 @pytest.fixture
-def wanted(good: dict[str, str]) -> Settings:
-    return load("local", good)
-
-
-@pytest.fixture
 def check(home: Path, monkeypatch: pytest.MonkeyPatch, wanted: Settings) -> Check:
     """What the check says about a machine that is as it should be but for what the arguments say; "" is nothing."""
 

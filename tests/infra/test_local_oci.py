@@ -167,6 +167,7 @@ def test_an_image_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -
     assert (tmp_path / "a.tar").read_bytes() == before
 
 
+@pytest.mark.acceptance
 def test_skopeo_reads_it(tmp_path: Path) -> None:
     skopeo = shutil.which("skopeo")
     if skopeo is None:

@@ -11,6 +11,7 @@ import pulumi
 import pytest
 import yaml
 from aws_mocks import Amazon
+from aws_xeon_program import OWN
 from azure_mocks import Azure
 from bad_settings import as_text
 from local_mocks import Machines
@@ -22,10 +23,6 @@ from infra.clusters.local import image_id
 from infra.config import stack_file
 from infra.config.settings import ROOT, load
 from infra.prices import table
-
-OWN = {"adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org"}
-"""What a cloud's stack file leaves to its user."""
-
 
 Program = Callable[..., Ran]
 

@@ -18,7 +18,7 @@ from infra.errors import OperationError, UsageError
 UNSUPPORTED = "the answer is none of AWS's: is there such a call at this endpoint?"
 
 
-@pytest.fixture(params=["aws-xeon", "aws-gpu"])
+@pytest.fixture(params=["aws-xeon", pytest.param("aws-gpu", marks=pytest.mark.acceptance)])
 def settings(good: dict[str, str], request: pytest.FixtureRequest) -> Settings:
     return moto_cloud.settings_of(request.param, good["publicKey"])
 
@@ -44,29 +44,23 @@ def named(things: list[LiveResource], made: dict[str, str]) -> set[str]:
     return {names.get(resource.id or resource.owner, resource.kind) for resource in things}
 
 
-def test_everything_of_the_stack_is_found(account: str, settings: Settings) -> None:
+def test_everything_of_the_stack_is_found_and_priced_and_what_cannot_be_listed_is_said(
+    account: str, settings: Settings
+) -> None:
     made = make(settings)
     make(settings, "yard-2")
-    found = named(seen(orphans.find(settings)), made)
+    resources = orphans.find(settings)
     implied = {"volume", "snapshot", "instance profile", "role", "network interface"}
-    assert found == ({*made} - {"role"}) | implied
+    assert named(seen(resources), made) == ({*made} - {"role"}) | implied
 
-
-def test_what_cannot_be_listed_is_not_taken_for_none(account: str, settings: Settings) -> None:
-    """moto has neither of these and AWS may refuse: the audit says that it did not see, and is not clean."""
-    blind = [resource for resource in orphans.find(settings) if resource.unseen]
+    # moto has neither of these, and AWS may refuse: the audit says that it did not see, and is not clean.
+    blind = [resource for resource in resources if resource.unseen]
     assert [resource.kind for resource in blind] == ["capacity reservation", "placement group"]
     assert {resource.what for resource in blind} == {f"cannot be listed: {UNSUPPORTED}"}
     assert {resource.usd_per_hour for resource in blind} == {None}
 
-
-def test_running_machines_cost_and_stopped_ones_only_their_disks(account: str, settings: Settings) -> None:
-    make(settings)
-    prices = {
-        resource.what.split()[1]: resource.usd_per_hour
-        for resource in orphans.find(settings)
-        if resource.kind == "instance"
-    }
+    # A stopped machine costs its disk alone.
+    prices = {resource.what.split()[1]: resource.usd_per_hour for resource in resources if resource.kind == "instance"}
     assert prices["(builder)"] == 0.0
     least = {"aws-xeon": 1, "aws-gpu": 30}[settings.cluster]
     assert prices["(node1)"] == prices["(node2)"] and (prices["(node1)"] or 0) > least

@@ -19,6 +19,8 @@ from infra.config import stack_file
 from infra.config.settings import Settings, load
 from infra.state.ownership import Claim
 
+pytestmark = pytest.mark.acceptance
+
 YARD = Stack("yard", stack_id="0123abcd")
 NAME = f"trainyard-{YARD.unique}-eks"
 OWNED = [{"Key": f"kubernetes.io/cluster/{NAME}", "Value": "owned"}]

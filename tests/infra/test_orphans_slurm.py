@@ -22,6 +22,8 @@ from infra.clouds.aws.place import INSIDE_TAG
 from infra.clouds.live_resource import LiveResource
 from infra.config.settings import Settings
 
+pytestmark = pytest.mark.acceptance
+
 YARD = Stack("yard", stack_id="0123abcd")
 CLUSTER = f"trainyard-{YARD.unique}"
 EMPTY = json.dumps({"Resources": {"Nothing": {"Type": "AWS::CloudFormation::WaitConditionHandle"}}})

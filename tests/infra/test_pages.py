@@ -79,26 +79,3 @@ def test_the_image_file_asks_for_nvidias_closed_kernel_module() -> None:
     attributes = json.loads(image["DevSettings"]["Cookbook"]["ExtraChefAttributes"])
     assert attributes == {"cluster": {"nvidia": {"kernel_open": "false"}}}, "a text, as ParallelCluster's own"
     assert image["Build"]["Installation"]["NvidiaSoftware"] == {"Enabled": True}
-
-
-@pytest.mark.parametrize(
-    ("page", "never", "first"),
-    [
-        (
-            "aws-gpu",
-            "What was never run: all that needs a GPU, an EFA card or an account of AWS.",
-            ("linux-modules-nvidia-580-server", "EFA's installer builds", "aws-ofi-nccl's plugin on a p3dn"),
-        ),
-        (
-            "aws-slurm",
-            "What was never run against a live account: all of it.",
-            ("`pcluster build-image` with the closed module", "modinfo -F license nvidia", "fi_info -p efa"),
-        ),
-    ],
-)
-def test_a_page_says_what_was_never_run_before_what_to_do(page: str, never: str, first: tuple[str, ...]) -> None:
-    """And at its end what to look at first with an account."""
-    words = " ".join(text(page).split())
-    assert never in words.partition("## From nothing to a trained model")[0]
-    look = words.partition("## What to look at first with a live account")[2]
-    assert all(thing in look for thing in first), look

@@ -26,7 +26,10 @@ SDKS = {"aws-xeon": "pulumi_aws", "azure-xeon": "pulumi_azure_native"}
 Plants = dict[str, dict[str, object]]
 Preview = Callable[..., subprocess.CompletedProcess[str]]
 
-pytestmark = pytest.mark.skipif(shutil.which("pulumi") is None, reason="no pulumi here: its engine loads the pack")
+pytestmark = [
+    pytest.mark.acceptance,
+    pytest.mark.skipif(shutil.which("pulumi") is None, reason="no pulumi here: its engine loads the pack"),
+]
 
 
 COPIED = ("infra", "bootstrap", "stacks", "tests", "Pulumi.yaml")

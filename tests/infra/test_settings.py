@@ -35,7 +35,7 @@ def test_every_key_has_bad_values() -> None:
 
 
 @pytest.mark.parametrize("key", KEYS)
-@settings(max_examples=80)
+@settings(max_examples=30)  # for each key
 @given(data=st.data())
 def test_a_bad_value_is_one_line_about_its_key(key: str, data: st.DataObject, good: dict[str, str]) -> None:
     value = as_text(data.draw(BAD[key]))

@@ -11,12 +11,9 @@ from user_data_parts import parts, scripts, sent
 
 from infra import user_data
 from infra.clouds.local import paths
-from infra.config.settings import Settings, load
+from infra.config.settings import Settings
 
-
-@pytest.fixture
-def wanted(good: dict[str, str]) -> Settings:
-    return load("local", good)
+pytestmark = pytest.mark.acceptance  # it needs a base, which a cluster of real machines has made
 
 
 def in_base(script: str, user_data: str) -> str:

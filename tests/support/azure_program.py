@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from azure_mocks import OWN, Azure, Program
-from program_recorder import Ran, run
+from program_recorder import Ran
+from recorded_runs import RecordedRuns
 
 from infra.clouds.azure import machine_types
 from infra.config import stack_file
@@ -35,23 +36,18 @@ def raw(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {**stack_file.read("azure-xeon"), "publicKey": str(key_file), **OWN}
 
 
-@pytest.fixture(scope="session")
-def ran_before() -> dict[object, Ran]:
-    return {}
+_RUNS = RecordedRuns()
 
 
 @pytest.fixture
-def program(raw: dict[str, str], ran_before: dict[object, Ran]) -> Program:
-    """Run the program with these keys, or say what it declared when it ran with them before."""
+def program(raw: dict[str, str]) -> Program:
+    """Run the program with these keys."""
 
-    def start(*, stack: str = "xeon", preview: bool = False, **keys: object) -> Ran:
+    def of_azure(*, stack: str = "xeon", preview: bool = False, shared: bool = True, **keys: object) -> Ran:
         own = {**raw, **{key: str(value) for key, value in keys.items()}}
-        asked = (stack, preview, *own.items())
-        if asked not in ran_before:
-            ran_before[asked] = run(own, Azure(), stack=stack, preview=preview)
-        return ran_before[asked]
+        return _RUNS.run(own, Azure(), stack=stack, preview=preview, shared=shared)
 
-    return start
+    return of_azure
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-DEPTH = 1500
+DEPTH = 1100
 NAME = b"n" * 60
-"""1,500 of these are 90,000 bytes, and a path may have 4,096."""
+"""1,100 of these are 66,000 bytes, and a path may have 4,096; Python recurses 1,000 times."""
 DEEPEST = b"not UTF-8: \xff\xfe\n"
 """The name of the file in the deepest folder."""
 

@@ -51,6 +51,14 @@ def image(region: str = REGION) -> str:
     return str(found["ImageId"])
 
 
+def start_session() -> None:
+    """Give boto3 a default session whose calls are judged: an earlier one remembers its credentials and endpoints."""
+    boto3.setup_default_session()
+    boto3.DEFAULT_SESSION._session.register_component("data_loader", _service_models())
+    aws_judge.watch(boto3.DEFAULT_SESSION)
+    api.client.cache_clear()
+
+
 @contextmanager
 def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The endpoint of an empty account; boto3 of this process and of its children talks to nothing else."""
@@ -65,10 +73,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             monkeypatch.setenv(name, value)
         for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "HTTP_PROXY", "http_proxy"):
             monkeypatch.delenv(name, raising=False)
-        boto3.setup_default_session()  # an earlier one remembers its credentials
-        boto3.DEFAULT_SESSION._session.register_component("data_loader", _service_models())
-        aws_judge.watch(boto3.DEFAULT_SESSION)
-        api.client.cache_clear()
+        start_session()
         # One server process has one memory: what an earlier test made is still in it.
         urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")).close()
         yield endpoint

@@ -12,6 +12,7 @@ a function.
 from __future__ import annotations
 
 import asyncio
+import copy
 import re
 import runpy
 import signal
@@ -240,10 +241,15 @@ def _watched_arguments(plain: list[str]) -> Iterator[None]:
     """Look at the arguments of every resource before they are serialised, which makes dicts of them all."""
     original = pulumi.CustomResource.__init__
 
-    def init(self: Any, t: str, name: str, props: Any = None, *rest: Any, **options: Any) -> None:
+    def init(self: Any, t: str, name: str, props: Any = None, opts: Any = None, *rest: Any, **options: Any) -> None:
         if not isinstance(self, DynamicResource):  # its inputs are its own, and a dict
             plain.extend(_plain_dicts(name, vars(props) if hasattr(props, "__dict__") else props))
-        original(self, t, name, props, *rest, **options)
+        if opts is not None and opts.aliases:
+            # Azure's SDK gives each resource its names in all versions of the API, some twenty: half the time of a
+            # run, and the recorder keeps none of them.
+            opts = copy.copy(opts)
+            opts.aliases = None
+        original(self, t, name, props, opts, *rest, **options)
 
     with patch.object(pulumi.CustomResource, "__init__", init):
         yield
