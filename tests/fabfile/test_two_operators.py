@@ -39,10 +39,14 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield endpoint
 
 
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("same_owner", [False, True], ids=["two owners", "one owner with two homes"])
+@pytest.mark.parametrize(
+    "same_owner",
+    [
+        pytest.param(False, id="two owners"),
+        pytest.param(True, id="one owner with two homes", marks=pytest.mark.acceptance),
+    ],
+)
 def test_on_aws_the_second_ones_verbs_leave_the_firsts_cluster_alone(
-    verb: str,
     same_owner: bool,
     account: str,
     become: Become,
@@ -62,13 +66,17 @@ def test_on_aws_the_second_ones_verbs_leave_the_firsts_cluster_alone(
     become(bob)
     theirs = len(own(bob))
     assert before and theirs
-    with pytest.raises(Exit, match=r"named after stack yard \(listed above\) belong to ada, stack id aaaa1111") as no:
-        VERBS[verb]()
-    assert no.value.code == 1
-    assert "[of ada, stack id aaaa1111]" in capsys.readouterr().out
-    assert len(own(bob)) == (0 if verb == "destroy" else theirs)
-    become(ada)
-    assert own(ada) == before
+    for verb in ("audit", "recover", "destroy"):
+        become(bob)
+        with pytest.raises(
+            Exit, match=r"named after stack yard \(listed above\) belong to ada, stack id aaaa1111"
+        ) as no:
+            VERBS[verb]()
+        assert no.value.code == 1
+        assert "[of ada, stack id aaaa1111]" in capsys.readouterr().out
+        assert len(own(bob)) == (0 if verb == "destroy" else theirs)
+        become(ada)
+        assert own(ada) == before
 
 
 def test_an_operator_without_a_cluster_is_told_whose_it_is_and_destroys_nothing(
@@ -140,6 +148,7 @@ def test_all_that_goes_is_listed_before_the_question(
     assert made["bucket"] in lines[0] and own(bob)
 
 
+@pytest.mark.acceptance  # stacks in two regions, each looked at several times
 def test_a_region_that_the_stack_has_left_is_looked_at_as_well(account: str, become: Become, bob: Operator) -> None:
     """By the state and by the user's record; two regions' key pairs of one name are two."""
     elsewhere = replace(BOB, region="eu-central-1")
