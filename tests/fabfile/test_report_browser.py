@@ -20,6 +20,7 @@ from fabfile.report.run import JobRun
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
 pytestmark = [
+    pytest.mark.acceptance,
     pytest.mark.skipif(not CHROMIUM, reason="no browser on this machine: apt-get install chromium"),
     pytest.mark.timeout(120),
 ]
