@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from inventory_values import KUBE_CLUSTERS
 from invoke.exceptions import Exit
@@ -53,6 +53,7 @@ def test_the_manifest_is_this_one() -> None:
     assert [yaml.safe_load(file.read_text()) for file in GOLDEN] == json.loads(shown)
 
 
+@settings(max_examples=30)  # each renders both kinds
 @given(
     KUBE_CLUSTERS.filter(lambda cluster: cluster.shared_dir),
     st.integers(1, 9),
@@ -158,6 +159,7 @@ def test_one_that_trainer_refuses_leaves_nothing(kube: Kube) -> None:
     assert {kind for kind, _ in kube.objects} <= {"Deployment", "Pod"}
 
 
+@pytest.mark.acceptance  # eight programs in the head pod
 def test_a_runtime_that_trainer_does_not_see_yet_is_waited_for(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainer has a copy of the API's objects, which is late at times."""
     monkeypatch.setattr(start, "_POLL", 0.01)

@@ -238,6 +238,7 @@ def submitted(cluster: KubeCluster) -> None:
         backend.submit(Submission(job=resolve("smoke", (), 2), nodes=2))
 
 
+@pytest.mark.acceptance  # ten verbs, each with programs in the head pod
 def test_the_verbs_of_jobs_are_the_same_with_trainjobs(fab: Fab, kube: Kube, has_software: None) -> None:
     cluster = replace(kube.cluster, job_kind="TrainJob")
     done = fab("check", cluster=cluster)

@@ -51,9 +51,9 @@ def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return canary
 
 
-@pytest.fixture(params=["", ":/none", "."])
+@pytest.fixture(params=["", ":."])
 def python_path(request: pytest.FixtureRequest, canary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A PYTHONPATH that names the current folder, as an empty entry does; or none."""
+    """A PYTHONPATH that names the current folder in both ways, an empty entry and a dot; or none."""
     if request.param:
         monkeypatch.setenv("PYTHONPATH", request.param)
     else:
