@@ -20,7 +20,7 @@ from kube_cluster import Kube
 from kube_examples import CPUS, GPUS, JOB
 
 from fabfile.backends.base import CannotStart, JobState
-from fabfile.backends.kubernetes import job_object, pod_template, pods, pytorchjob, start, trainjob, view
+from fabfile.backends.kubernetes import job_object, pods, pytorchjob, start, trainjob, view
 from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.backend import KubernetesBackend
 from fabfile.backends.kubernetes.pod_template import PodJob
@@ -103,14 +103,6 @@ def test_the_names_of_its_pods_are_no_longer_than_kubernetes_allows() -> None:
     assert len(f"{longest}-9999-{pods.TRAINER_NODE}-0-1023-abcde") <= 63
     with pytest.raises(Exit, match="at most 40 letters"):
         start.check(SHOWN, submission(begun=Begun(longest + "a", "", 2)))
-
-
-def test_its_secrets_belong_to_it() -> None:
-    _, made = trainjob.rendered(GPUS, JOB)
-    made["metadata"]["uid"] = "u"
-    secret = pod_template.owned(pod_template.secret(GPUS, JOB.id, {"WANDB_API_KEY": "k"}), made)
-    (belongs,) = secret["metadata"]["ownerReferences"]
-    assert belongs == {"apiVersion": trainjob.VERSION, "kind": "TrainJob", "name": "demo-1", "uid": "u"}
 
 
 def test_the_kind_is_written_only_where_it_is_not_the_usual_one() -> None:
