@@ -115,6 +115,7 @@ def test_a_machine_that_is_cut_off_is_named(kube: Kube) -> None:
     assert is_gone(kube)
 
 
+@pytest.mark.acceptance  # ten programs in the head pod
 def test_a_rank_that_fails_is_named_with_its_words(kube: Kube) -> None:
     def play(log: Log) -> None:
         alive(log, 0, 1, 2)

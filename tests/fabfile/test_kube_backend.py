@@ -61,6 +61,7 @@ def test_a_job_that_the_api_refuses_leaves_nothing(
     assert started(kube_backend).id == "smoke-1", "its number is free again"
 
 
+@pytest.mark.acceptance  # ten programs in the head pod
 def test_a_resumed_job_takes_the_place_of_its_old_pytorchjob(kube: Kube, kube_backend: KubernetesBackend) -> None:
     started(kube_backend)
     state(kube, "smoke-1", state="CANCELLED", started=1.0, ended=2.0, attempt=1)

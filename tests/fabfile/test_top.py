@@ -56,8 +56,8 @@ def write_run(runs: Path, *pids: int) -> Path:
 
 @pytest.fixture
 def ranks() -> Iterator[list[int]]:
-    """Two processes that compute, as ranks of node1 and node2."""
-    code = "while True: pass"
+    """Two processes, as ranks of node1 and node2."""
+    code = "import time; time.sleep(600)"
     started = [
         subprocess.Popen(
             [sys.executable, "-c", code], env={"TRAINYARD_JOB": "demo-3", "TRAINYARD_NODE": f"node{number}"}

@@ -26,6 +26,8 @@ from infra.state import stack_record
 from infra.state.ownership import Location
 
 pytest_plugins = ("operators",)
+# Each look at an account is some hundred requests. make test has the same verbs on Azure, which has few.
+pytestmark = pytest.mark.acceptance
 
 
 @pytest.fixture
@@ -39,13 +41,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield endpoint
 
 
-@pytest.mark.parametrize(
-    "same_owner",
-    [
-        pytest.param(False, id="two owners"),
-        pytest.param(True, id="one owner with two homes", marks=pytest.mark.acceptance),
-    ],
-)
+@pytest.mark.parametrize("same_owner", [False, True], ids=["two owners", "one owner with two homes"])
 def test_on_aws_the_second_ones_verbs_leave_the_firsts_cluster_alone(
     same_owner: bool,
     account: str,
@@ -148,7 +144,6 @@ def test_all_that_goes_is_listed_before_the_question(
     assert made["bucket"] in lines[0] and own(bob)
 
 
-@pytest.mark.acceptance  # stacks in two regions, each looked at several times
 def test_a_region_that_the_stack_has_left_is_looked_at_as_well(account: str, become: Become, bob: Operator) -> None:
     """By the state and by the user's record; two regions' key pairs of one name are two."""
     elsewhere = replace(BOB, region="eu-central-1")

@@ -12,7 +12,6 @@ import os
 import shlex
 import sys
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ class Tools:
 
     def add(self, name: str) -> None:
         program = self.bin / name
-        words = shlex.join([sys.executable, __file__, str(self.home), name])
+        words = shlex.join([sys.executable, "-I", "-S", __file__, str(self.home), name])
         program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         program.chmod(0o755)
 
@@ -88,7 +87,9 @@ def push(name: str, argv: list[str], identifier: str) -> None:
     kind = "application/vnd.oci.image"
     config = {"digest": f"sha256:{identifier}", "size": 9, "mediaType": f"{kind}.config.v1+json"}
     manifest = {"schemaVersion": 2, "mediaType": f"{kind}.manifest.v1+json", "layers": [], "config": config}
-    # Not by boto3, whose import takes half a second. Moto reads of the signature which service is meant.
+    import urllib.request  # only here; and not boto3, whose import takes half a second
+
+    # Moto reads of the signature which service is meant.
     credential = f"{os.environ['AWS_ACCESS_KEY_ID']}/20260101/{host.split('.')[3]}/ecr/aws4_request"
     headers = {
         "Authorization": f"AWS4-HMAC-SHA256 Credential={credential}, SignedHeaders=host, Signature=0",
