@@ -133,6 +133,7 @@ def test_a_follower_asks_again_while_the_api_is_away(kube: Kube, kube_backend: K
     assert next(part.job.state for part in kube_backend.logs(LogRequest("smoke-1")) if part.job) == "SUCCEEDED"
 
 
+@pytest.mark.acceptance  # eight programs in the head pod
 def test_a_jobs_files_come_from_the_shared_volume(kube: Kube, kube_backend: KubernetesBackend, tmp_path: Path) -> None:
     started(kube_backend)
     content = bytes(range(256)) * 4000
