@@ -3,17 +3,37 @@ backend in memory, a Kubernetes API."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import sshd
 from kube_cluster import Kube, served
 from memory_backend import MemoryBackend
 
-from fabfile import backends, log_display
+from fabfile import backends, job_file, log_display
 from fabfile.backends.kubernetes import backend as on_kubernetes
 from fabfile.backends.kubernetes.backend import KubernetesBackend
+
+_resolved: dict[tuple[object, ...], subprocess.CompletedProcess[str]] = {}
+"""By the command line and the job file's content."""
+
+
+@pytest.fixture(autouse=True)
+def resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start the trainer's process that resolves a job once for each job file and its overrides."""
+
+    def run(argv: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        job = Path(argv[3])
+        key = (*argv, job.read_bytes() if job.is_file() else b"")
+        if key not in _resolved:
+            _resolved[key] = subprocess.run(argv, **options)
+        return _resolved[key]
+
+    monkeypatch.setattr(job_file, "subprocess", SimpleNamespace(run=run))
 
 
 @pytest.fixture

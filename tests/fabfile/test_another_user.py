@@ -13,6 +13,7 @@ import other_user
 import pytest
 
 pytestmark = [
+    pytest.mark.acceptance,  # each test starts the command anew
     pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root"),
     pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv on this machine"),
 ]

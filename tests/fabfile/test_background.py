@@ -37,6 +37,7 @@ def test_what_the_tests_start_ignores_no_keyboard_signal() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.acceptance  # a pytest of its own
 def test_tests_in_the_background_ignore_none_either() -> None:
     test = f"{__file__}::{test_what_the_tests_start_ignores_no_keyboard_signal.__name__}"
     options = ("-q", "-p", "no:cacheprovider", "--strict-markers")

@@ -101,6 +101,7 @@ def test_a_slow_machine_is_named_and_its_log_stays(kube: Kube) -> None:
     assert (run_dir(kube, "check-1") / "log").exists()
 
 
+@pytest.mark.acceptance  # ten programs in the head pod
 def test_a_machine_that_is_cut_off_is_named(kube: Kube) -> None:
     def play(log: Log) -> None:
         alive(log, 0, 1, 2)
@@ -114,6 +115,7 @@ def test_a_machine_that_is_cut_off_is_named(kube: Kube) -> None:
     assert is_gone(kube)
 
 
+@pytest.mark.acceptance  # ten programs in the head pod
 def test_a_rank_that_fails_is_named_with_its_words(kube: Kube) -> None:
     def play(log: Log) -> None:
         alive(log, 0, 1, 2)
@@ -125,6 +127,7 @@ def test_a_rank_that_fails_is_named_with_its_words(kube: Kube) -> None:
     assert found.level == "fail" and is_gone(kube)
 
 
+@pytest.mark.acceptance  # ten programs in the head pod
 def test_pods_that_do_not_meet_are_named_with_their_last_words(kube: Kube) -> None:
     kube.logs["check-1-worker-1"] = "started\nthe supervisor on machine1 (10.0.0.1:7) cannot be reached: timed out\n"
     playing(kube, lambda log: log.say("waiting for the job's pods: 2 of 3 are there"))
@@ -137,6 +140,7 @@ def test_pods_that_do_not_meet_are_named_with_their_last_words(kube: Kube) -> No
     assert is_gone(kube)
 
 
+@pytest.mark.acceptance  # ten programs in the head pod
 def test_pods_that_no_machine_takes_are_named_with_the_reason(kube: Kube) -> None:
     kube.put(warning("e1", "Pod", "check-1-worker-0", "failed to mount fsx", "2026-01-01T00:00:00Z"))
     playing(kube, lambda log: None, phase="Pending")
@@ -145,6 +149,7 @@ def test_pods_that_no_machine_takes_are_named_with_the_reason(kube: Kube) -> Non
     assert "machine1 (pod check-1-master-0): is not started there" in found.found
 
 
+@pytest.mark.acceptance  # ten programs in the head pod
 def test_a_pod_that_is_made_again_and_again_does_not_hold_it_up(kube: Kube) -> None:
     ended = threading.Event()
 
@@ -181,6 +186,7 @@ def test_ctrl_c_leaves_nothing_of_the_job(kube: Kube, monkeypatch: pytest.Monkey
     assert is_gone(kube) and not run_dir(kube, "check-1").exists()
 
 
+@pytest.mark.acceptance  # ten programs in the head pod
 def test_a_job_that_ends_without_a_measurement_says_why(kube: Kube, tmp_path: Path) -> None:
     def play(log: Log) -> None:
         alive(log, 0, phase="import of torch")
@@ -229,6 +235,7 @@ def test_gpus_are_measured_by_nccl_with_a_rank_for_each(kube: Kube) -> None:
     assert program and program.per == "slot" and program.argv[2:4] == ("/x/launch", "gpu-ranks")
 
 
+@pytest.mark.acceptance  # ten programs in the head pod
 def test_efa_that_is_off_fails_and_the_log_stays(kube: Kube) -> None:
     def play(log: Log) -> None:
         all_begin(log)
@@ -242,6 +249,7 @@ def test_efa_that_is_off_fails_and_the_log_stays(kube: Kube) -> None:
     assert found.found == "all 3 nodes: EFA is off: TCP (NCCL uses its sockets), 4.0 GB/s of 50.0 GB/s", found.line()
 
 
+@pytest.mark.acceptance  # ten programs in the head pod
 def test_a_gpu_s_rank_that_fails_is_named_by_its_machine(kube: Kube) -> None:
     def play(log: Log) -> None:
         all_begin(log)

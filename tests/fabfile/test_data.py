@@ -32,6 +32,9 @@ from training import manifest
 from training.data import token_set as tokens
 from training.store import bucket, transfer
 
+# Each test has two SSH servers and an S3 server, and the nodes' Pythons load the buckets' libraries.
+pytestmark = pytest.mark.acceptance
+
 
 @dataclass
 class Nodes:

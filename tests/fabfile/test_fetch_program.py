@@ -88,6 +88,7 @@ def on_own_disk(yard: sshd.Yard, tmp_path: Path, number: int) -> sshd.Sshd:
     return yard.start(address, sshd.free_port(address), extra=f"ForceCommand {script}", environment=environment)
 
 
+@pytest.mark.acceptance  # four runs of the verb over two SSH servers
 def test_all_nodes_are_those_that_have_files_of_their_own(
     yard: sshd.Yard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import boto3
+import module_here
 import moto_cloud
 import pytest
 from container_tools import Tools
@@ -22,6 +23,8 @@ from invoke.exceptions import Exit
 
 from fabfile.container import pip_settings, repository
 from fabfile.stacks import pulumi_cli
+from infra.clouds.aws import api
+from infra.config import stack_file
 from infra.inventory import KubeCluster, Node, SshCluster, to_json
 
 NAME = "trainyard-llama-0123abcd-images"
@@ -66,26 +69,19 @@ class Operator:
         return said.err
 
 
-@pytest.fixture
-def checkout(tmp_path: Path, key_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the checkout whose stack aws-eks is configured, with its inventory."""
-    root = tmp_path / "checkout"
-    for name in ("infra", "stacks", "bootstrap"):
-        shutil.copytree(pulumi_cli.ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(pulumi_cli.ROOT / "Pulumi.yaml", root)
-    own = {"publicKey": key_file, "adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org"}
-    file = root / "stacks/Pulumi.aws-eks.yaml"
-    keys = "".join(f"  trainyard:{key}: {value}\n" for key, value in own.items())
-    file.write_text(file.read_text().replace("config:\n", f"config:\n{keys}"))
-    monkeypatch.setattr(pulumi_cli, "ROOT", root)
-    monkeypatch.setattr(pulumi_cli, "stack_output", lambda _stack: to_json(CLUSTER))
-    return root
+READ_PIPS_SETTINGS = pip_settings.read
+"""What reads them, which takes a process of pip."""
 
 
 @pytest.fixture
 def operator(
-    checkout: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    key_file: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Operator]:
+    """With a stack aws-eks, and a pip without settings."""
+    monkeypatch.setattr(pulumi_cli, "ask", module_here.ask)
+    monkeypatch.setattr(pulumi_cli, "stack_output", lambda _stack: to_json(CLUSTER))
+    monkeypatch.setattr(stack_file, "settings", lambda stack: moto_cloud.settings_of(stack, str(key_file)))
+    monkeypatch.setattr(pip_settings, "read", lambda _python: {})
     tools = Tools(home / "tools", "podman")
     monkeypatch.setenv("PATH", f"{tools.bin}{os.pathsep}{os.environ['PATH']}")
     for name in ("SSL_CERT_FILE", "http_proxy", "https_proxy", "no_proxy"):
@@ -177,6 +173,7 @@ def test_the_first_tool_that_works_is_taken_and_the_reasons_are_told(operator: O
 def test_a_build_finds_packages_as_this_machine_does(
     operator: Operator, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pip_settings, "read", READ_PIPS_SETTINGS)
     own = home / "pip.conf"
     own.write_text("[global]\nindex-url = https://me:secret@pip.example.org/simple\ncert = /my/ca.pem\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(own))
@@ -223,6 +220,8 @@ def test_a_repository_that_is_gone_or_credentials_that_are_not_there(
     assert f"the repository {NAME} in us-east-1" in line and "RepositoryNotFoundException" in line
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
+    boto3.setup_default_session()  # the earlier one remembers them, and so do its clients
+    api.client.cache_clear()
     assert "no AWS credentials" in operator.refused("list")
 
 
@@ -260,6 +259,20 @@ def test_only_a_cluster_of_kubernetes_has_one(home: Path, tmp_path: Path, capfd:
     assert "takes a stack" in capfd.readouterr().err
 
 
+@pytest.fixture
+def checkout(tmp_path: Path, key_file: Path) -> Path:
+    """A copy of the checkout whose stack aws-eks is configured."""
+    root = tmp_path / "checkout"
+    for name in ("infra", "stacks", "bootstrap"):
+        shutil.copytree(pulumi_cli.ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(pulumi_cli.ROOT / "Pulumi.yaml", root)
+    own = {"publicKey": key_file, "adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org"}
+    file = root / "stacks/Pulumi.aws-eks.yaml"
+    keys = "".join(f"  trainyard:{key}: {value}\n" for key, value in own.items())
+    file.write_text(file.read_text().replace("config:\n", f"config:\n{keys}"))
+    return root
+
+
 def test_a_build_can_be_interrupted(operator: Operator, checkout: Path, home: Path) -> None:
     """By Ctrl-C for this process alone, as without a terminal: the tool gets it, and no folder stays."""
     (operator.tools.home / "slow").touch()
@@ -280,28 +293,33 @@ def test_a_build_can_be_interrupted(operator: Operator, checkout: Path, home: Pa
 
 
 @pytest.mark.parametrize(
-    "given, found",
+    ("own", "expected"),
     [
         (
-            "[global]\nindex-url = https://a/simple\n[install]\nindex-url = https://b/simple\n",
-            {"index-url": "https://b/simple"},
+            "[global]\nindex-url = https://a/simple\nextra-index-url =\n    https://a\n    https://b\n"
+            "[install]\nindex-url = https://b/simple\n",
+            {"index-url": "https://b/simple", "extra-index-url": "https://a\nhttps://b"},
         ),
-        ("[global]\nextra-index-url =\n    https://a\n    https://b\n", {"extra-index-url": "https://a\nhttps://b"}),
         ("[global]\nquiet = 1\nfind-links = /wheels\n[list]\nformat = json\n", {}),
     ],
 )
 def test_pips_settings(
-    given: str, found: dict[str, str], tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    own: str, expected: dict[str, str], tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
-    (tmp_path / "pip.conf").write_text(given)
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
-    read: Callable[[], dict[str, str]] = lambda: pip_settings.read(sys.executable)  # noqa: E731
-    first = {key: value for key, value in read().items() if key in ("index-url", "extra-index-url", "find-links")}
-    assert first == found
-    (tmp_path / "pip.conf").write_text(pip_settings.text(first))
-    assert {key: value for key, value in read().items() if key in first} == found, "as pip reads it again"
+    file = tmp_path / "pip.conf"
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(file))
+
+    def taken() -> dict[str, str]:
+        settings = pip_settings.read(sys.executable)
+        keys = ("index-url", "extra-index-url", "find-links")
+        return {key: value for key, value in settings.items() if key in keys}
+
+    file.write_text(own)
+    assert taken() == expected
+    file.write_text(pip_settings.text(expected))
+    assert taken() == expected, "as pip reads it again"
 
 
 def test_pips_settings_are_not_those_of_a_folder_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

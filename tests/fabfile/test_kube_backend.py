@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from invoke.exceptions import Exit
@@ -62,6 +61,7 @@ def test_a_job_that_the_api_refuses_leaves_nothing(
     assert started(kube_backend).id == "smoke-1", "its number is free again"
 
 
+@pytest.mark.acceptance  # ten programs in the head pod
 def test_a_resumed_job_takes_the_place_of_its_old_pytorchjob(kube: Kube, kube_backend: KubernetesBackend) -> None:
     started(kube_backend)
     state(kube, "smoke-1", state="CANCELLED", started=1.0, ended=2.0, attempt=1)
@@ -78,6 +78,7 @@ def test_a_resumed_job_takes_the_place_of_its_old_pytorchjob(kube: Kube, kube_ba
     assert state(kube, "smoke-1")["reason"] == "before", "a resumed job that is refused is what it was"
 
 
+@pytest.mark.acceptance  # eight programs in the head pod
 def test_earlier_pods_that_do_not_go_are_named(
     kube: Kube, kube_backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +92,7 @@ def test_earlier_pods_that_do_not_go_are_named(
     assert state(kube, "smoke-1")["state"] == "FAILED"
 
 
+@pytest.mark.acceptance  # likewise
 def test_pods_on_a_dead_machine_do_not_keep_a_job_from_going_on(kube: Kube, kube_backend: KubernetesBackend) -> None:
     started(kube_backend)
     state(kube, "smoke-1", state="FAILED", ended=2.0)
@@ -113,45 +115,36 @@ def test_machines_that_others_have_are_named_unless_it_may_wait(kube: Kube, kube
     start.refuse_busy(3, 3, {})
 
 
-@pytest.mark.parametrize(
-    ("pods", "said"),
-    [
-        (
-            [unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are ...")]
-            * 2,
-            "0/3 nodes are available: 3 Insufficient nvidia.com/gpu",
-        ),
-        (
-            [
-                waiting(
-                    "ErrImagePull",
-                    'rpc error: code = NotFound desc = failed to pull and unpack image "i:1": failed to resolve '
-                    'reference "i:1": i:1: not found',
-                )
-            ]
-            * 2,
-            "image i:1: ErrImagePull: i:1: not found",
-        ),
-        (
-            [waiting("CreateContainerConfigError", 'secret "x" not found')] * 2,
-            "CreateContainerConfigError",
-        ),
-        ([waiting("ContainerCreating", "")] * 2, "MountVolume.SetUp failed: no such claim"),
-        ([], 'pods "smoke-1-master-0" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=8'),
-    ],
+QUOTA = 'pods "smoke-1-master-0" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=8'
+PULL = (
+    'rpc error: code = NotFound desc = failed to pull and unpack image "i:1": failed to resolve reference "i:1": i:1: '
+    "not found"
 )
-def test_a_job_that_waits_says_why(kube: Kube, kube_backend: KubernetesBackend, pods: list[Any], said: str) -> None:
-    started(kube_backend)
-    for number, status in enumerate(pods):
-        kube.put(pod(f"smoke-1-pod-{number}", job="smoke-1", **status))
+WAITING = (
+    (
+        unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are ..."),
+        "0/3 nodes are available: 3 Insufficient nvidia.com/gpu",
+    ),
+    (waiting("ErrImagePull", PULL), "image i:1: ErrImagePull: i:1: not found"),
+    (waiting("CreateContainerConfigError", 'secret "x" not found'), "CreateContainerConfigError"),
+    (waiting("ContainerCreating", ""), "MountVolume.SetUp failed: no such claim"),
+)
+"""The status of a pod, and what is said of its job."""
 
-    quota = 'pods "smoke-1-master-0" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=8'
+
+def test_a_job_that_waits_says_why(kube: Kube, kube_backend: KubernetesBackend) -> None:
+    started(kube_backend)
     kube.put(warning("e1", "PyTorchJob", "smoke-1", "older", "2026-01-01T00:00:00Z"))
-    kube.put(warning("e2", "PyTorchJob", "smoke-1", quota, "2026-01-01T00:00:01Z"))
+    kube.put(warning("e2", "PyTorchJob", "smoke-1", QUOTA, "2026-01-01T00:00:01Z"))
     kube.put({**warning("e0", "Pod", "smoke-1-pod-0", "no DNS", "2027-01-01T00:00:00Z"), "reason": "MissingClusterDNS"})
     kube.put(warning("e3", "Pod", "smoke-1-pod-0", "MountVolume.SetUp failed: no such claim", "2026-01-01T00:00:00Z"))
     (job,) = kube_backend.jobs()
-    assert job.state == JobState.PENDING and job.reason.startswith(said)
+    assert job.state == JobState.PENDING and job.reason.startswith(QUOTA), "it has no pods"
+    for status, reason in WAITING:
+        for number in range(2):
+            kube.put(pod(f"smoke-1-pod-{number}", job="smoke-1", **status))
+        (job,) = kube_backend.jobs()
+        assert job.state == JobState.PENDING and job.reason.startswith(reason)
 
 
 def test_a_lost_pod_of_a_running_job_is_told_and_it_runs_on(kube: Kube, kube_backend: KubernetesBackend) -> None:

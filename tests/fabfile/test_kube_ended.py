@@ -92,6 +92,7 @@ def test_pods_that_outlive_their_job_are_deleted_and_named(
     assert kube_backend.leftovers("smoke-1") == {"machine2": "pod smoke-1-worker-0"}
 
 
+@pytest.mark.acceptance  # ten programs in the head pod
 def test_a_follower_hears_why_a_job_waits_and_how_it_ended(kube: Kube, kube_backend: KubernetesBackend) -> None:
     started(kube_backend)
     kube.put(pod("smoke-1-master-0", job="smoke-1", **waiting("ErrImagePull", "not found")))
@@ -108,6 +109,7 @@ def test_a_follower_hears_why_a_job_waits_and_how_it_ended(kube: Kube, kube_back
     assert lines[-1] == "smoke-1 FAILED: gone wrong"
 
 
+@pytest.mark.acceptance  # likewise
 def test_a_follower_asks_again_while_the_api_is_away(kube: Kube, kube_backend: KubernetesBackend) -> None:
     started(kube_backend)
     kube_backend.jobs()
@@ -131,6 +133,7 @@ def test_a_follower_asks_again_while_the_api_is_away(kube: Kube, kube_backend: K
     assert next(part.job.state for part in kube_backend.logs(LogRequest("smoke-1")) if part.job) == "SUCCEEDED"
 
 
+@pytest.mark.acceptance  # eight programs in the head pod
 def test_a_jobs_files_come_from_the_shared_volume(kube: Kube, kube_backend: KubernetesBackend, tmp_path: Path) -> None:
     started(kube_backend)
     content = bytes(range(256)) * 4000

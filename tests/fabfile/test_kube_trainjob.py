@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from inventory_values import KUBE_CLUSTERS
 from invoke.exceptions import Exit
@@ -20,7 +20,7 @@ from kube_cluster import Kube
 from kube_examples import CPUS, GPUS, JOB
 
 from fabfile.backends.base import CannotStart, JobState
-from fabfile.backends.kubernetes import job_object, pod_template, pods, pytorchjob, start, trainjob, view
+from fabfile.backends.kubernetes import job_object, pods, pytorchjob, start, trainjob, view
 from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.backend import KubernetesBackend
 from fabfile.backends.kubernetes.pod_template import PodJob
@@ -53,6 +53,7 @@ def test_the_manifest_is_this_one() -> None:
     assert [yaml.safe_load(file.read_text()) for file in GOLDEN] == json.loads(shown)
 
 
+@settings(max_examples=30)  # each renders both kinds
 @given(
     KUBE_CLUSTERS.filter(lambda cluster: cluster.shared_dir),
     st.integers(1, 9),
@@ -104,14 +105,6 @@ def test_the_names_of_its_pods_are_no_longer_than_kubernetes_allows() -> None:
         start.check(SHOWN, submission(begun=Begun(longest + "a", "", 2)))
 
 
-def test_its_secrets_belong_to_it() -> None:
-    _, made = trainjob.rendered(GPUS, JOB)
-    made["metadata"]["uid"] = "u"
-    secret = pod_template.owned(pod_template.secret(GPUS, JOB.id, {"WANDB_API_KEY": "k"}), made)
-    (belongs,) = secret["metadata"]["ownerReferences"]
-    assert belongs == {"apiVersion": trainjob.VERSION, "kind": "TrainJob", "name": "demo-1", "uid": "u"}
-
-
 def test_the_kind_is_written_only_where_it_is_not_the_usual_one() -> None:
     assert "job_kind" not in json.loads(to_json(GPUS))
     assert from_json(to_json(SHOWN)) == SHOWN
@@ -158,6 +151,7 @@ def test_one_that_trainer_refuses_leaves_nothing(kube: Kube) -> None:
     assert {kind for kind, _ in kube.objects} <= {"Deployment", "Pod"}
 
 
+@pytest.mark.acceptance  # eight programs in the head pod
 def test_a_runtime_that_trainer_does_not_see_yet_is_waited_for(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainer has a copy of the API's objects, which is late at times."""
     monkeypatch.setattr(start, "_POLL", 0.01)

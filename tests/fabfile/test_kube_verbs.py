@@ -238,6 +238,7 @@ def submitted(cluster: KubeCluster) -> None:
         backend.submit(Submission(job=resolve("smoke", (), 2), nodes=2))
 
 
+@pytest.mark.acceptance  # ten verbs, each with programs in the head pod
 def test_the_verbs_of_jobs_are_the_same_with_trainjobs(fab: Fab, kube: Kube, has_software: None) -> None:
     cluster = replace(kube.cluster, job_kind="TrainJob")
     done = fab("check", cluster=cluster)
@@ -257,6 +258,7 @@ def test_the_verbs_of_jobs_are_the_same_with_trainjobs(fab: Fab, kube: Kube, has
     assert done.code == 1 and done.err.endswith(": Kubeflow Trainer v2 is not installed there\n"), done
 
 
+@pytest.mark.acceptance  # likewise
 def test_a_job_from_its_dry_run_to_its_end(fab: Fab, kube: Kube, tmp_path: Path) -> None:
     done = fab("train", "smoke", "--dry-run")
     assert done.code == 0 and "kind: PyTorchJob" in done.out and not kube.applied and not kube.execs

@@ -65,6 +65,7 @@ def rules(kube: Kube, job: str, kind: str = "Worker") -> list[dict[str, object]]
     return affinity["requiredDuringSchedulingIgnoredDuringExecution"]
 
 
+@pytest.mark.acceptance  # four jobs, each with five programs in the head pod
 def test_a_job_is_kept_from_those_that_wait_and_not_from_those_that_run(
     kube: Kube, kube_backend: KubernetesBackend
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_job_is_kept_from_those_that_wait_and_not_from_those_that_run(
     assert len(rules(kube, "smoke-4")) == 1, "smoke-2 is over, and with smoke-3 it cannot be stuck"
 
 
+@pytest.mark.acceptance  # likewise
 def test_machines_that_take_no_pods_do_not_count(kube: Kube, kube_backend: KubernetesBackend) -> None:
     kube.put(ready("machine1"))
     kube.put(ready("machine2"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import run_folder
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_page import Page, read
 
@@ -78,6 +78,7 @@ INNER = [
 POINT = [*JobRun.__dataclass_fields__, "step", "loss", "lr", "val_loss", "rank_seconds", "time", "name", "slots"]
 
 
+@settings(max_examples=30)  # each makes two pages
 @given(
     st.dictionaries(
         st.sampled_from(KEYS),

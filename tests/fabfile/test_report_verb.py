@@ -7,10 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import run_folder
 import sshd
+from fab_command import fab
 from report_page import READY, visible_text
 
 from infra.inventory import Node, SshCluster, to_json
@@ -18,34 +22,54 @@ from infra.inventory import Node, SshCluster, to_json
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def fab(folder: Path, *argv: str | Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(folder)}
-    command = [sys.executable, "-m", "fabfile", "report", *argv]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+@dataclass(frozen=True)
+class Done:
+    """How the verb ended, and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def test_of_folders_that_were_fetched(tmp_path: Path) -> None:
+Report = Callable[..., Done]
+
+
+@pytest.fixture
+def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Report:
+    """Run the verb in an empty folder, which is its user's home as well."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Done:
+        code = fab("report", *words)
+        printed = capsys.readouterr()
+        return Done(code, printed.out, printed.err)
+
+    return run
+
+
+def test_of_folders_that_were_fetched(tmp_path: Path, report: Report) -> None:
     run_folder.write(tmp_path / "runs/demo-1", run_folder.metrics(20))
     run_folder.write(tmp_path / "runs/demo-2", run_folder.metrics(30))
-    done = fab(tmp_path, "runs/demo-1", "runs/demo-2")
+    done = report("runs/demo-1", "runs/demo-2")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "next: open report-demo-1-and-demo-2.html in a browser"
     assert "demo-2 training" in visible_text((tmp_path / "report-demo-1-and-demo-2.html").read_text())
-    done = fab(tmp_path, "runs/demo-1", "--out", "nowhere/x.html")
+    done = report("runs/demo-1", "--out", "nowhere/x.html")
     assert (done.returncode, done.stderr.strip()) == (2, "nowhere/x.html: there is no folder nowhere")
-    done = fab(tmp_path, "runs/demo-3")
+    done = report("runs/demo-3")
     assert done.returncode == 2
     assert done.stderr.strip().endswith("not a run directory: it has neither metrics.jsonl nor job.toml")
     assert not list(tmp_path.glob(".report*"))
 
 
-def test_a_page_of_many_runs_has_a_short_name(tmp_path: Path) -> None:
+def test_a_page_of_many_runs_has_a_short_name(tmp_path: Path, report: Report) -> None:
     for number in range(1, 8):
         run_folder.write(tmp_path / f"runs/demo-{number}", run_folder.metrics(20))
     names = [f"runs/demo-{number}" for number in range(1, 8)]
-    done = fab(tmp_path, *names)
+    done = report(*names)
     assert done.returncode == 0 and "written: report-demo-1-and-6-more.html" in done.stdout, done.stderr
-    done = fab(tmp_path, *names, *[f"demo-{number}" for number in range(8, 66)])
+    done = report(*names, *[f"demo-{number}" for number in range(8, 66)])
     assert (done.returncode, done.stderr.strip()) == (2, "65 runs: at most 64 on one page")
 
 
@@ -70,7 +94,7 @@ def test_watch_follows_a_run_to_its_end(tmp_path: Path) -> None:
     assert 'http-equiv="refresh"' not in (tmp_path / "report-demo-1.html").read_text()
 
 
-def test_over_ssh(tmp_path: Path) -> None:
+def test_over_ssh(tmp_path: Path, report: Report) -> None:
     sshd.require()
     (tmp_path / "home").mkdir()
     yard = sshd.Yard(tmp_path, [])
@@ -87,18 +111,19 @@ def test_over_ssh(tmp_path: Path) -> None:
         inventory = {**json.loads(to_json(cluster)), "shared_dir": str(tmp_path / "shared")}
         (tmp_path / "inventory.json").write_text(json.dumps(inventory))
         run_folder.write(tmp_path / "shared/runs/demo-1", run_folder.metrics(20))
-        done = fab(tmp_path, "1", "--inventory", "inventory.json", "--out", "page.html")
+        done = report("1", "--inventory", "inventory.json", "--out", "page.html")
         assert done.returncode == 0, done.stderr
         words = visible_text((tmp_path / "page.html").read_text())
         assert "demo-1 ✓ succeeded 3 nodes (node1, node2, node3), 3 ranks" in words
         assert "torch 2.13.0" in words
         assert "node3: not known now: node3 (127.0.0.77" in words
-        done = fab(tmp_path, "demo-7", "--inventory", "inventory.json")
+        done = report("demo-7", "--inventory", "inventory.json")
         assert (done.returncode, done.stderr.strip()) == (2, "no run 'demo-7' on node1; there are: demo-1")
     finally:
         yard.stop()
 
 
+@pytest.mark.acceptance  # pip builds and installs the package
 def test_the_templates_are_part_of_the_installed_package(tmp_path: Path) -> None:
     """In the editable installation they are in the checkout; `pip install .` must copy them."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout

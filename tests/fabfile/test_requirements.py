@@ -92,6 +92,7 @@ def cluster(yard: sshd.Yard, tmp_path: Path) -> SshCluster:
     return yard.cluster(*nodes)
 
 
+@pytest.mark.acceptance  # on SSH servers, by pip
 def test_each_node_that_fails_is_named_with_its_step(
     cluster: SshCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,6 +112,7 @@ def test_each_node_that_fails_is_named_with_its_step(
         assert (made / "bin/python").exists()
 
 
+@pytest.mark.acceptance  # on SSH servers, by pip
 def test_nodes_that_reach_no_index_get_the_packages_from_here(
     cluster: SshCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,6 +77,7 @@ def texts(folder: Path, count: int = 300) -> Path:
     return folder
 
 
+@pytest.mark.acceptance  # the head trains a tokenizer
 def test_a_folder_of_this_machine_becomes_a_token_set(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
     texts(head.here / "texts")
     (head.here / "texts/link").symlink_to("/etc/passwd")
@@ -101,6 +102,7 @@ def test_wikitext_as_published_becomes_a_token_set_of_its_training_text(head: He
     assert sum(facts["documents"] for facts in splits.values()) == 300
 
 
+@pytest.mark.acceptance  # likewise
 def test_a_folder_that_is_streamed_is_brought_and_read_where_it_then_is(
     head: Head, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +177,7 @@ def test_a_head_that_cannot_write_says_why(head: Head) -> None:
         head.place("texts")
 
 
+@pytest.mark.acceptance  # four runs of prepare
 def test_the_options_that_prepare_suggests_are_there(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [json.dumps({"content": f"row {number} says that much of it is text. " * 9}) for number in range(200)]
     (head.here / "rows.jsonl").write_text("\n".join(rows) + "\n")
@@ -228,6 +231,7 @@ def lacks(tmp_path: Path, answer: str) -> None:
     (tmp_path / "bin/python").write_text(f'#!/bin/sh\ncase "$*" in {lie} *) exec {real} "$@";; esac\n')
 
 
+@pytest.mark.acceptance  # five runs of programs on the head
 def test_this_machine_fetches_what_the_head_cannot(
     head: Head, tmp_path: Path, host: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,33 +248,32 @@ def test_this_machine_fetches_what_the_head_cannot(
     assert capsys.readouterr().out == "" and len(host.asked) == 1
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        '[["file://CANARY", "KEPT"]]',
-        '["file://CANARY"]',
-        '["CANARY"]',
-        '["../../o200k_base.tiktoken"]',
-        '["vocab.bpe"]',
-        '[["o200k_base.tiktoken", "/etc/cron.d/x"]]',
-        '{"o200k_base.tiktoken": "CANARY"}',
-        "not JSON",
-        "[" * 100_000,
-    ],
-    ids=["pair", "url", "path", "above", "other", "nested", "object", "text", "deep"],
+LIES = (
+    '[["file://CANARY", "KEPT"]]',
+    '["file://CANARY"]',
+    '["CANARY"]',
+    '["../../o200k_base.tiktoken"]',
+    '["vocab.bpe"]',
+    '[["o200k_base.tiktoken", "/etc/cron.d/x"]]',
+    '{"o200k_base.tiktoken": "CANARY"}',
+    "not JSON",
+    "[" * 100_000,
 )
-def test_the_head_says_which_file_and_not_from_where(answer: str, head: Head, tmp_path: Path, host: Server) -> None:
+
+
+def test_the_head_says_which_file_and_not_from_where(head: Head, tmp_path: Path, host: Server) -> None:
     """A lying head has this machine read no file of its own, ask no address, and write nowhere."""
     (tmp_path / "canary").write_text("the operator's key")
     kept = tmp_path / "kept"
-    lacks(tmp_path, answer.replace("CANARY", str(tmp_path / "canary")).replace("KEPT", str(kept)))
     line = r"^node1: encoding o200k_base: its answer names other files than o200k_base\.tiktoken: [^\n]+$"
     with Fleet(head.cluster) as fleet:
         code = deploy.deploy(fleet, [head.cluster.head])["node1"].folder
         before = {path for path in head.home.rglob("*") if "__pycache__" not in path.parts}
-        with pytest.raises(Exit, match=line) as refused:
-            encodings.bring(fleet, code, "o200k_base")
-    assert refused.value.code == 1 and host.asked == [] and not kept.exists()
+        for lie in LIES:
+            lacks(tmp_path, lie.replace("CANARY", str(tmp_path / "canary")).replace("KEPT", str(kept)))
+            with pytest.raises(Exit, match=line) as refused:
+                encodings.bring(fleet, code, "o200k_base")
+            assert refused.value.code == 1 and host.asked == [] and not kept.exists(), lie[:80]
     assert {path for path in head.home.rglob("*") if "__pycache__" not in path.parts} == before
 
 

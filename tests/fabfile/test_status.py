@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import sshd
+from fab_command import fab
 
 from fabfile.output import duration, gigabytes, prefixed, table
 from fabfile.remote import node_program
@@ -22,7 +23,6 @@ from fabfile.remote.ended import WHY
 from fabfile.verbs.status import _HEADING, _money, _next, _of_queue, _row, describe, fitting, of_queue
 from infra.inventory import Node, Queue, SshCluster, to_json
 
-FAB = Path(sys.executable).with_name("fab")
 CLUSTER = SshCluster(
     name="yard",
     nodes=(
@@ -153,15 +153,17 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[S
     yard.stop()
 
 
-def fab_status(folder: Path, cluster: SshCluster, *more: str) -> str:
+def fab_status(folder: Path, cluster: SshCluster, capsys: pytest.CaptureFixture[str], *more: str) -> str:
     (folder / "inventory.json").write_text(to_json(cluster))
-    argv: list[str | Path] = [FAB, "status", "--inventory", folder / "inventory.json", *more]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    code = fab("status", "--inventory", str(folder / "inventory.json"), *more)
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    return printed.out
 
 
-def test_over_ssh(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -> None:
+def test_over_ssh(
+    cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     machines, servers = cluster
     folder = servers[0].root / "var/lib/trainyard"
     folder.mkdir(parents=True)
@@ -179,7 +181,7 @@ def test_over_ssh(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -
     (servers[0].root / "run/trainyard/limits.json").write_text(json.dumps(record))
     why = "EC2 takes this Spot node at 12:03:05Z"
     (servers[0].root / "run/trainyard/notice.json").write_text(json.dumps({"time": 1, "at": 2, "why": why}))
-    lines = fab_status(tmp_path, machines, "--wide").splitlines()
+    lines = fab_status(tmp_path, machines, capsys, "--wide").splitlines()
     assert lines[0].split() == (
         "NAME ADDRESS STATE SOFTWARE CPU LOAD MEMORY DISK JOB PRICE AGE SPENT ENDS IDLE".split()  # noqa: SIM905
     )
@@ -192,11 +194,11 @@ def test_over_ssh(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -
     assert f"node3 is unreachable: (127.0.0.77:{servers[0].port}): Connection refused" in lines
     assert lines[-1].startswith("next: fab wait --inventory ")
 
-    narrow = fab_status(tmp_path, machines).splitlines()
+    narrow = fab_status(tmp_path, machines, capsys).splitlines()
     assert max(map(len, narrow[:4])) <= 100 and narrow[0].split()[0] == "NAME"
     assert narrow[4].startswith("not shown, for want of columns: CPU") and "(fab status --inventory" in narrow[4]
 
-    read = json.loads(fab_status(tmp_path, machines, "--json"))
+    read = json.loads(fab_status(tmp_path, machines, capsys, "--json"))
     assert [node["state"] for node in read["nodes"]] == ["ready", "booting", "unreachable"]
     assert [node["notice"] for node in read["nodes"]] == [why, "", ""]
     assert read["nodes"][0]["memory_used_gb"] > 0

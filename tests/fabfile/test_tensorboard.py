@@ -72,6 +72,7 @@ def on_node(run_dir: Path) -> str:
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.acceptance  # a TensorBoard, and two processes that write for it
 def test_a_run_is_shown_live_over_a_lost_connection_and_nothing_stays(
     run_dir: Path, yard: sshd.Yard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

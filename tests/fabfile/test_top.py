@@ -56,8 +56,8 @@ def write_run(runs: Path, *pids: int) -> Path:
 
 @pytest.fixture
 def ranks() -> Iterator[list[int]]:
-    """Two processes that compute, as ranks of node1 and node2."""
-    code = "while True: pass"
+    """Two processes, as ranks of node1 and node2."""
+    code = "import time; time.sleep(600)"
     started = [
         subprocess.Popen(
             [sys.executable, "-c", code], env={"TRAINYARD_JOB": "demo-3", "TRAINYARD_NODE": f"node{number}"}
@@ -138,6 +138,7 @@ def alive(tmp_path: Path) -> str:
     return subprocess.run(["pgrep", "-f", rf"\.pyz top .* {tmp_path}"], capture_output=True, text=True).stdout
 
 
+@pytest.mark.acceptance  # the command on a terminal, live
 def test_on_a_terminal_it_is_live_until_ctrl_c(cluster: SshCluster, ranks: list[int], tmp_path: Path) -> None:
     run = write_run(tmp_path / "fsx/runs", *ranks)
     master, slave = pty.openpty()

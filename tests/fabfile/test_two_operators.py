@@ -26,6 +26,8 @@ from infra.state import stack_record
 from infra.state.ownership import Location
 
 pytest_plugins = ("operators",)
+# Each look at an account is some hundred requests. make test has the same verbs on Azure, which has few.
+pytestmark = pytest.mark.acceptance
 
 
 @pytest.fixture
@@ -39,10 +41,8 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield endpoint
 
 
-@pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("same_owner", [False, True], ids=["two owners", "one owner with two homes"])
 def test_on_aws_the_second_ones_verbs_leave_the_firsts_cluster_alone(
-    verb: str,
     same_owner: bool,
     account: str,
     become: Become,
@@ -62,13 +62,17 @@ def test_on_aws_the_second_ones_verbs_leave_the_firsts_cluster_alone(
     become(bob)
     theirs = len(own(bob))
     assert before and theirs
-    with pytest.raises(Exit, match=r"named after stack yard \(listed above\) belong to ada, stack id aaaa1111") as no:
-        VERBS[verb]()
-    assert no.value.code == 1
-    assert "[of ada, stack id aaaa1111]" in capsys.readouterr().out
-    assert len(own(bob)) == (0 if verb == "destroy" else theirs)
-    become(ada)
-    assert own(ada) == before
+    for verb in ("audit", "recover", "destroy"):
+        become(bob)
+        with pytest.raises(
+            Exit, match=r"named after stack yard \(listed above\) belong to ada, stack id aaaa1111"
+        ) as no:
+            VERBS[verb]()
+        assert no.value.code == 1
+        assert "[of ada, stack id aaaa1111]" in capsys.readouterr().out
+        assert len(own(bob)) == (0 if verb == "destroy" else theirs)
+        become(ada)
+        assert own(ada) == before
 
 
 def test_an_operator_without_a_cluster_is_told_whose_it_is_and_destroys_nothing(

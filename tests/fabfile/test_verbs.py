@@ -29,7 +29,10 @@ from fabfile.remote import node_program, wheel
 from fabfile.stacks import pulumi_cli
 from infra.inventory import to_json
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="the trainer's libraries are not installed")
+pytestmark = [
+    pytest.mark.acceptance,
+    pytest.mark.skipif(find_spec("torch") is None, reason="the trainer's libraries are not installed"),
+]
 STEPS = 400
 VERBS = program.verbs()
 TINY = [

@@ -46,6 +46,7 @@ def be_ready(servers: list[sshd.Sshd], *which: int) -> None:
         put(state(servers[i - 1].root) / "ready.json", {**READY, "node": f"node{i}"})
 
 
+@pytest.mark.acceptance  # three SSH servers, two starts of the command
 def test_ready_nodes_are_joined_once(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -> None:
     machines, servers = cluster
     be_ready(servers)

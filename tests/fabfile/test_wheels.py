@@ -38,6 +38,7 @@ def names(index: Path, folder: Path, *lines: str, python: NodePython = NODE) -> 
     return [path.name.split("-py3")[0] for path in download_wheels(text, python, folder, from_operator=True)]
 
 
+@pytest.mark.acceptance  # pip resolves
 def test_what_the_image_has_is_not_downloaded(index: Path, tmp_path: Path) -> None:
     assert names(index, tmp_path / "a", "extra") == ["extra-1.0", "other-3.0"]
     assert names(index, tmp_path / "b", "base") == []
@@ -45,6 +46,7 @@ def test_what_the_image_has_is_not_downloaded(index: Path, tmp_path: Path) -> No
     assert names(index, tmp_path / "c", "base==2.0", python=user_chooses) == ["base-2.0"]
 
 
+@pytest.mark.acceptance  # pip resolves
 def test_wheels_are_those_for_the_nodes(index: Path, tmp_path: Path) -> None:
     """Whatever this machine is."""
     for tag in ("cp311-cp311-manylinux_2_28_aarch64", "cp311-cp311-manylinux_2_99_aarch64", "cp39-cp39-win_amd64"):
