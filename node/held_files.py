@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import stat
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -87,14 +86,13 @@ def digest_of(folder: Path, owner: int) -> str:
 def compile_anew(folder: Path) -> None:
     """Compile all Python files of a folder, in place of the bytecode that is there.
 
-    A rank that imports a file meanwhile gets the old bytecode or the new one, or compiles the file itself.
+    The old bytecode goes first: where the new one cannot be written, each process compiles for itself. Another process
+    may do the same meanwhile, so what it is about to rename is left alone, and what has gone is no error.
     """
     for cache in folder.rglob(BYTECODE):
-        sources = {f"{source.stem}.{sys.implementation.cache_tag}.pyc" for source in cache.parent.glob("*.py")}
-        for path in cache.iterdir():
-            if path.name not in sources:  # another Python's, say: it makes its own
-                path.unlink()
-    compileall.compile_dir(folder, quiet=2, force=True)
+        for path in cache.glob("*.pyc"):
+            path.unlink(missing_ok=True)
+    compileall.compile_dir(folder, quiet=2)
 
 
 def _check_folder(path: Path, owner: int) -> None:

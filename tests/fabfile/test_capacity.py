@@ -40,6 +40,7 @@ def offers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulumi_cli, "ask", lambda _argv: '["use1-az1", "use1-az4"]')
 
 
+@pytest.mark.acceptance
 @pytest.mark.skipif(not shutil.which("pulumi"), reason="needs the pulumi command")
 def test_what_pulumi_wrote_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -59,6 +60,7 @@ def test_what_pulumi_wrote_is_read(
     assert "fab check --account --stack toy" in advice and "fab destroy --stack toy" in advice
 
 
+@pytest.mark.acceptance
 @pytest.mark.skipif(not shutil.which("pulumi"), reason="needs the pulumi command")
 def test_a_preview_alone_is_no_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The first half of `pulumi up`, which asks at its end.
@@ -71,6 +73,7 @@ def test_a_preview_alone_is_no_beginning(tmp_path: Path, monkeypatch: pytest.Mon
     assert "resourcePreEvent" in log.read_text() and not capacity.began(log.read_text())
 
 
+@pytest.mark.acceptance
 @pytest.mark.skipif(not shutil.which("pulumi"), reason="needs the pulumi command")
 def test_an_up_that_is_well_says_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

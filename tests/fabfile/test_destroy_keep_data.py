@@ -20,6 +20,7 @@ def destroy(**options: bool) -> None:
     destroying.destroy(Context(), stack="yard", yes=True, **options)
 
 
+@pytest.mark.acceptance
 def test_data_that_is_kept_stays_in_the_state_and_is_said(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
     destroy(keep_data=True)
     assert f"--exclude={DATA}" in played.ran[0] and [*played.state] == [DATA]
@@ -28,6 +29,7 @@ def test_data_that_is_kept_stays_in_the_state_and_is_said(played: Played, capsys
     assert "nothing of stack yard is left but the data that you keep" in out
 
 
+@pytest.mark.acceptance
 def test_the_settings_keep_data_unless_told_otherwise(played: Played) -> None:
     """What the last `up` retained, Pulumi only lets go of: --delete-data still means it."""
     played.facts["keep_data"] = True
@@ -38,6 +40,7 @@ def test_the_settings_keep_data_unless_told_otherwise(played: Played) -> None:
     assert played.there == []
 
 
+@pytest.mark.acceptance
 def test_data_that_is_kept_on_azure_keeps_nothing_else(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
     """Pulumi keeps all that the account depends on; a NAT gateway costs while nobody uses it."""
     played.move_to_azure()
@@ -49,6 +52,7 @@ def test_data_that_is_kept_on_azure_keeps_nothing_else(played: Played, capsys: p
     recovering.audit(Context(), stack="yard")
 
 
+@pytest.mark.acceptance
 def test_what_the_kept_data_holds_on_to_is_told_with_its_price(
     played: Played, capsys: pytest.CaptureFixture[str]
 ) -> None:

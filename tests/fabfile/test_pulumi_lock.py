@@ -23,7 +23,10 @@ from fabfile import question
 from fabfile.stacks import orphans, pulumi_cli, pulumi_lock
 from fabfile.verbs import recover as recovering
 
-pytestmark = pytest.mark.skipif(not shutil.which("pulumi"), reason="no pulumi on this machine")
+pytestmark = [
+    pytest.mark.acceptance,
+    pytest.mark.skipif(not shutil.which("pulumi"), reason="no pulumi on this machine"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 
 from fabfile import program
-from fabfile.remote import node_program, wheel
+from fabfile.remote import deploy, node_program, wheel
 from fabfile.stacks import pulumi_cli
 from infra.inventory import to_json
 
@@ -35,6 +35,7 @@ pytestmark = [
 ]
 STEPS = 400
 VERBS = program.verbs()
+CACHED = ((node_program, "content"), (node_program, "digest"), (deploy, "package"), (deploy, "package_tree"))
 TINY = [
     *("data.path=set", f"train.steps={STEPS}", "model.n_embd=16", "model.block_size=16", "train.micro_batch=2"),
     *("train.global_batch_tokens=32", "train.eval_every=200", "train.eval_windows=2", "checkpoint.every=200"),
@@ -93,8 +94,9 @@ def use_programs(monkeypatch: pytest.MonkeyPatch, programs: Path) -> None:
         return archive(changed)
 
     monkeypatch.setattr(wheel, "archive", archive_of_changed)
-    for name in ("content", "digest"):  # with caches of this test's own: another test must not get this program
-        monkeypatch.setattr(node_program, name, cache(getattr(node_program, name).__wrapped__))
+    # With caches of this test's own: another test must not get this program, nor a package with it.
+    for module, name in CACHED:
+        monkeypatch.setattr(module, name, cache(getattr(module, name).__wrapped__))
     modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "fabfile"]
     for module in modules:
         for name, value in list(vars(module).items()):

@@ -169,6 +169,7 @@ def test_the_installers_command_and_the_sdk_are_of_one_version() -> None:
 
 
 @pytest.mark.acceptance
+@pytest.mark.acceptance
 @pytest.mark.skipif(not shutil.which("pulumi"), reason="needs the pulumi command")
 def test_the_command_and_the_sdk_go_together(tmp_path: Path) -> None:
     """The command that is built is newer than the SDK, whose version has no modules, and its language host is older."""

@@ -280,6 +280,16 @@ def test_planted_bytecode_is_compiled_anew_before_the_trainer_runs(home: Path, p
     assert not stray.exists()
 
 
+def test_several_verbs_compile_the_same_package_at_once(home: Path, package: deploy.Package) -> None:
+    """As two operators do, or all nodes of a folder that they share."""
+    _, folder = installed(home, package)
+    code = "import pathlib, sys; from node import held_files; held_files.compile_anew(pathlib.Path(sys.argv[1]))"
+    argv = [sys.executable, "-c", code, str(folder)]
+    verbs = [subprocess.Popen(argv, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    assert [(verb.communicate()[1], verb.returncode) for verb in verbs] == [("", 0)] * len(verbs)
+    assert len(list((folder / "training/__pycache__").glob("job.*.pyc"))) == 1
+
+
 def test_a_module_of_a_changed_package_does_not_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even if the change comes after the verb has sent the package."""
     sent = deploy.package()
