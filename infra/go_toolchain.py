@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from infra.errors import UsageError
+from infra.errors import OperationError, UsageError, show_error
 
 OLDEST = (1, 24)
 """The oldest Go that builds them; a newer one is fetched by this one where a module wants it (GOTOOLCHAIN)."""
@@ -56,3 +59,16 @@ def settings(work: Path, programs: Path) -> list[str]:
         f"GOPATH={work / 'path'}",
         f"HOME={work}",
     ]
+
+
+def run_build(build: Callable[[], None]) -> int:
+    """Run a build as a program of its own; returns its exit code. A build that is ended removes what it has made, and
+    ends its compilers."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        build()
+    except (UsageError, OperationError) as error:
+        return show_error(error)
+    except KeyboardInterrupt:
+        return 130
+    return 0

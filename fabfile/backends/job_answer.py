@@ -1,8 +1,8 @@
 """Check what a head, a scheduler or a bucket says of a job before any verb uses it.
 
-A job runs as the user whose files its head's records are, so it can write anything into them. An id becomes the name of
-a folder or a file on the operator's machine (`fab fetch`, `fab report`, a manager's record): it is checked here, once,
-where an answer is read, and no verb checks it again.
+A job runs as the user that owns its head's records, so it can write anything into them. An id
+becomes the name of a folder or a file on the operator's machine (`fab fetch`, `fab report`, a
+manager's record). It is checked here, once, where an answer is read; no verb checks it again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 JOB_ID_FORM = "NAME-NUMBER: letters, digits and '._-', then '-' and at most nine digits"
 _JOB_ID = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,199}-[0-9]{1,9}")
-"""The name is a job file's `run.name` or a program's name; its forms are in training/sections.py and launch_file.py."""
+"""The name is a job file's `run.name` (training/sections.py) or a program's name (launch_file.py)."""
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _SHOWN_CHARACTERS = 80
 """Of a text in a message: a node may send a very long one."""
@@ -38,8 +38,11 @@ def check_job_id(value: object) -> str:
 
 
 def check_record(record: Mapping[str, Any]) -> None:
-    """Check the type and the form of each field of a job's record, as JobRecord has them. Raises ValueError that names
-    the field. A key that is missing, and one that is no field's, is left to the caller."""
+    """Check the type and the form of each field of a job's record, as JobRecord has them.
+
+    A key that is missing, and one that is no field's, is left to the caller. Raises ValueError that
+    names the field.
+    """
     if "id" in record:
         check_job_id(record["id"])
     for key in _TEXTS:
