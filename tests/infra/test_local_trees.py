@@ -63,6 +63,12 @@ def machine(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NspawnMachi
         assert not group.exists()
 
 
+@pytest.fixture
+def nothing_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removal with the machine's rights alone, which ends at a folder of this host's."""
+    monkeypatch.setattr(trees, "_HAND_OVER", "exit 0")
+
+
 def machines_folder(path: Path) -> Path:
     path.mkdir(parents=True)
     os.chown(path, ids.FIRST, ids.FIRST)
@@ -83,6 +89,7 @@ def test_a_machine_goes_with_what_its_users_have_nested(machine: NspawnMachine, 
     assert not machine.directory.exists() and not machine.group.exists()
 
 
+@pytest.mark.usefixtures("nothing_is_handed_over")
 def test_a_machines_files_are_removed_with_its_own_rights(machine: NspawnMachine) -> None:
     """A file of this host's that somehow is in a machine's folder is not the machine's to remove."""
     strange = machine.directory / "upper" / "strange"
@@ -91,6 +98,17 @@ def test_a_machines_files_are_removed_with_its_own_rights(machine: NspawnMachine
     with pytest.raises(OperationError, match="strange") as error:
         machine.remove()
     assert (strange / "below").exists() and len(str(error.value)) < 2000
+
+
+def test_what_this_hosts_root_has_put_there_goes_too(machine: NspawnMachine, secrets: Path) -> None:
+    """As somebody does who copies text for the jobs into a shared folder: the machine's root may not remove it."""
+    text = machine.directory / "upper/c4/en"
+    text.mkdir(parents=True)
+    (text / "part.gz").write_text("of the host's")
+    (text / "link").symlink_to(secrets)
+    os.chown(machine.directory / "upper/c4/en/part.gz", USER, USER)
+    machine.remove()
+    assert not machine.directory.exists()
 
 
 def test_another_file_system_in_it_is_left_alone(machine: NspawnMachine) -> None:
@@ -109,6 +127,7 @@ def test_another_file_system_in_it_is_left_alone(machine: NspawnMachine) -> None
     assert not machine.directory.exists()
 
 
+@pytest.mark.usefixtures("nothing_is_handed_over")
 def test_what_a_failed_removal_leaves_is_seen_and_swept_though_the_state_has_it(machine: NspawnMachine) -> None:
     strange = machine.directory / "upper" / "strange"
     (strange / "below").mkdir(parents=True)
@@ -128,6 +147,7 @@ def test_what_a_failed_removal_leaves_is_seen_and_swept_though_the_state_has_it(
     assert not paths.stack(STACK).exists() and orphans.find(STACK) == []
 
 
+@pytest.mark.usefixtures("nothing_is_handed_over")
 @pytest.mark.parametrize("module", [slurm_folder, kubernetes_folder], ids=["slurm", "kubernetes"])
 def test_a_shared_folder_goes_with_what_jobs_have_nested_and_its_remains_are_seen(
     module: ModuleType, machine: NspawnMachine, secrets: Path

@@ -27,6 +27,13 @@ exec find . -xdev -mindepth 1 -delete
 """Removes all in the current folder, on this file system. In a sticky folder of a user's the machine's root may not
 remove the marks that overlayfs leaves for removed files: they belong to the host's root. So no folder stays sticky."""
 
+_HAND_OVER = f"""
+exec find . -xdev -mindepth 1 -type d \\( -uid -{ids.FIRST} -o -uid +{ids.FIRST + ids.COUNT - 1} \\) \\
+  -execdir chown -h {ids.FIRST}:{ids.FIRST} -- {{}} +
+"""
+"""Gives the machine's root each folder that it may not remove from: this host's root may have put text for the jobs
+there. Nothing is removed with the rights of the host's root, and no link is followed."""
+
 
 def remove(path: Path) -> None:
     """Remove a folder of this host's root as `empty` does, and the folder too. A missing folder is no error."""
@@ -69,18 +76,19 @@ def _is_machines(status: os.stat_result) -> bool:
 
 
 def _empty_as_host(path: Path, place: str, joins: Sequence[Path] = ()) -> None:
-    _empty(["sh", "-euc", _EMPTY], path, place, joins)
+    _run_there(["sh", "-euc", _EMPTY], path, place, joins)
 
 
 def _empty_as_machine(path: Path, place: str, joins: Sequence[Path] = ()) -> None:
     """Remove all in a machine's folder, with the rights of the machine's root."""
+    _run_there(["sh", "-euc", _HAND_OVER], path, place, joins)
     with _user_namespace() as namespace:
         enter = ["nsenter", f"--user={namespace}", "--setuid=0", "--setgid=0", "--"]
-        _empty([*enter, "sh", "-euc", _EMPTY], path, place, joins)
+        _run_there([*enter, "sh", "-euc", _EMPTY], path, place, joins)
 
 
-def _empty(argv: Sequence[str], path: Path, place: str, joins: Sequence[Path]) -> None:
-    """Run a command that empties a folder: `path` is its name for errors, `place` where it is opened."""
+def _run_there(argv: Sequence[str], path: Path, place: str, joins: Sequence[Path]) -> None:
+    """Run a command that helps to empty a folder: `path` is its name for errors, `place` where it is opened."""
     name = f"{path}: cannot be emptied"
     system_command.run(system_command.in_groups(argv, joins), name=name, timeout=None, cwd=place, env=_TOOLS)
 
