@@ -8,7 +8,7 @@ import json
 import os
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from invoke.exceptions import Exit
@@ -32,13 +32,15 @@ class Package:
 
     hash: str
     wheel: bytes
+    tree: str = field(init=False)
+    """The hash of the files that a node has once it is installed, with the program's copy (node/held_files.py)."""
 
-    @property
-    def tree(self) -> str:
-        """The hash of the files that a node has once it is installed, with the program's copy (node/held_files.py)."""
+    def __post_init__(self) -> None:
+        # Once for a package: it goes to many nodes at the same time.
         with zipfile.ZipFile(io.BytesIO(self.wheel)) as file:
             hashes = {name: hashlib.sha256(file.read(name)).hexdigest() for name in file.namelist()}
-        return held_files.digest({**hashes, "launch": node_program.digest()})
+        tree = held_files.digest({**hashes, "launch": node_program.digest()})
+        object.__setattr__(self, "tree", tree)
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,7 @@ def trainer_command(folder: str, *argv: str) -> str:
         folder: where `deploy` has put the package
         argv: the module and its arguments
     """
-    return node_program.copy_command(folder, "trainer", package_tree(), f"{VENV}/python", *argv)
-
-
-@cache
-def package_tree() -> str:
-    """The tree of this checkout's package."""
-    return package().tree
+    return node_program.copy_command(folder, "trainer", package().tree, f"{VENV}/python", *argv)
 
 
 def deploy(

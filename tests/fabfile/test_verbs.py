@@ -35,7 +35,7 @@ pytestmark = [
 ]
 STEPS = 400
 VERBS = program.verbs()
-CACHED = ((node_program, "content"), (node_program, "digest"), (deploy, "package"), (deploy, "package_tree"))
+CACHED = ((node_program, "content"), (node_program, "digest"), (deploy, "package"))
 TINY = [
     *("data.path=set", f"train.steps={STEPS}", "model.n_embd=16", "model.block_size=16", "train.micro_batch=2"),
     *("train.global_batch_tokens=32", "train.eval_every=200", "train.eval_windows=2", "checkpoint.every=200"),
