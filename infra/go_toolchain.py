@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from infra.errors import OperationError, UsageError, show_error
 
 OLDEST = (1, 24)
 """The oldest Go that builds them; a newer one is fetched by this one where a module wants it (GOTOOLCHAIN)."""
+
+_REPORT_SECONDS = 60.0
 
 
 def check(purpose: str, remedy: str) -> None:
@@ -59,6 +62,24 @@ def settings(work: Path, programs: Path) -> list[str]:
         f"GOPATH={work / 'path'}",
         f"HOME={work}",
     ]
+
+
+def reporter(say: Callable[[str], None], subject: str, began: float) -> Callable[[], None]:
+    """Return a function that says once a minute that a build goes on.
+
+    Args:
+        subject: what is built, as the first words of the line.
+        began: when the build began, in seconds of time.monotonic().
+    """
+    last = [time.monotonic()]
+
+    def report() -> None:
+        now = time.monotonic()
+        if now - last[0] > _REPORT_SECONDS:
+            last[0] = now
+            say(f"{subject}: still building, {(now - began) / 60:.0f} min")
+
+    return report
 
 
 def run_build(build: Callable[[], None]) -> int:

@@ -45,7 +45,6 @@ MINUTES = 8
 NEEDED_GB = 5.0
 TIMEOUT = 5400.0
 """Seconds for one program; a busy machine takes several times MINUTES."""
-_REPORT_SECONDS = 60.0
 
 
 def key() -> str:
@@ -115,7 +114,7 @@ def _build(say: Callable[[str], None]) -> None:
     work.mkdir(parents=True)
     try:
         for program in PROGRAMS:
-            _compile(program, scratch, _reporter(say, version, began))
+            _compile(program, scratch, go_toolchain.reporter(say, f"pulumi {version}", began))
         sdk = work / "path/pkg/mod" / f"{SDK}@{version}"
         for script in SCRIPTS:
             shutil.copyfile(sdk / script, scratch / Path(script).name)
@@ -133,19 +132,6 @@ def _build(say: Callable[[str], None]) -> None:
     finally:
         _remove(scratch)
     say(f"pulumi {version}: built in {time.monotonic() - began:.0f} s")
-
-
-def _reporter(say: Callable[[str], None], version: str, began: float) -> Callable[[], None]:
-    """Return a function that says once a minute that the build goes on."""
-    last = [time.monotonic()]
-
-    def report() -> None:
-        now = time.monotonic()
-        if now - last[0] > _REPORT_SECONDS:
-            last[0] = now
-            say(f"pulumi {version}: still building, {(now - began) / 60:.0f} min")
-
-    return report
 
 
 def _compile(program: str, scratch: Path, report: Callable[[], None]) -> None:

@@ -43,7 +43,6 @@ SOURCES = Path(__file__).parent / "go"
 NEEDED_GB = 4.0
 TIMEOUT = 3600.0
 """Seconds for the build."""
-_SAY_SECONDS = 60.0
 _PARTS = dict(zip(("gitMajor", "gitMinor"), VERSION.split("."), strict=False))
 _SETTINGS = " ".join(
     f"-X k8s.io/component-base/version.{name}={value}"
@@ -118,13 +117,11 @@ def build(joins: Sequence[Path], say: Callable[[str], None], check_wanted: Calla
 
 def _reporting(say: Callable[[str], None], check: Callable[[], None], began: float) -> Callable[[], None]:
     """`check`, which also tells now and then that the build goes on."""
-    told = [began]
+    report = go_toolchain.reporter(say, f"kubernetes {VERSION}", began)
 
     def checked() -> None:
         check()
-        if time.monotonic() - told[0] > _SAY_SECONDS:
-            told[0] = time.monotonic()
-            say(f"kubernetes {VERSION}: still building, {(told[0] - began) / 60:.0f} min")
+        report()
 
     return checked
 
